@@ -1,0 +1,30 @@
+# What tests and examples share: warnings, sanitizers and one precompiled torch/torch.h.
+
+set(TIDEMARK_SANITIZE "" CACHE STRING "Sanitizers for tests and examples, as in -fsanitize=")
+
+add_library(tidemark_flags INTERFACE)
+target_compile_options(tidemark_flags INTERFACE -Wall -Wextra)
+if(TIDEMARK_SANITIZE)
+  # g++ sees uninitialised values in its own <regex> once the checks are woven in.
+  target_compile_options(
+    tidemark_flags INTERFACE -fsanitize=${TIDEMARK_SANITIZE} -fno-sanitize-recover=all
+                             -fno-omit-frame-pointer
+                             $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  target_link_options(tidemark_flags INTERFACE -fsanitize=${TIDEMARK_SANITIZE})
+endif()
+
+add_library(tidemark_develop INTERFACE)
+target_link_libraries(tidemark_develop INTERFACE tidemark::tidemark tidemark_flags)
+
+# torch/torch.h takes 25 s to parse: once for all tests and examples.
+file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/precompiled.cpp" CONTENT "")
+add_library(tidemark_precompiled OBJECT "${PROJECT_BINARY_DIR}/precompiled.cpp")
+target_link_libraries(tidemark_precompiled PRIVATE tidemark_develop)
+target_precompile_headers(tidemark_precompiled PRIVATE <torch/torch.h>)
+
+# An executable with the shared precompiled header.
+function(tidemark_add_executable name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE tidemark_develop)
+  target_precompile_headers(${name} REUSE_FROM tidemark_precompiled)
+endfunction()

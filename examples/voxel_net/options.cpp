@@ -1,0 +1,92 @@
+#include "voxel_net/options.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/args.h"
+
+namespace voxel_net {
+
+namespace {
+
+constexpr int64_t kMost = 1'000'000;
+
+// The one table of arguments, bound to `o`.
+std::vector<examples::Argument> argument_table(Options& o) {
+  using namespace examples;
+  return {
+      flag("help", o.help, "print this and stop"),
+      flag("quick", o.quick,
+           "a small run: --steps 40 --batch 2 --patch 16 --threads 1, unless given"),
+      heading("Data"),
+      text("volume", "FILE", o.volume,
+           "a scan of 3 dimensions, .pt, .nii or .nii.gz (default: ITK's head scan)"),
+      text("labels", "FILE", o.labels, "its classes: 0 to 31, 255 where there is none"),
+      text("out", "DIR", o.out, "where slices.png and loss.svg go"),
+      heading("Training"),
+      whole("steps", o.steps, 1, kMost, "optimizer steps"),
+      whole("batch", o.batch, 1, 1024, "patches per step"),
+      whole("patch", o.patch, 4, 512, "voxels along each edge of a patch"),
+      real("lr", o.lr, 0, 10, "learning rate of Adam after its warm-up"),
+      whole("seed", o.seed, 0, 1000 * kMost, "for weights and patches"),
+      text("save", "FILE", o.save, "write the state of the training at its end"),
+      text("resume", "FILE", o.resume, "go on from such a file up to --steps"),
+      heading("Network"),
+      whole("channels", o.channels, 1, 4096, "width (64 is full size)"),
+      whole("blocks", o.blocks, 1, 1000, "residual blocks"),
+      whole("segments", o.segments, 1, 1000,
+            "train with the blocks in N segments instead of about sqrt(blocks)"),
+      whole("every", o.every, 1, 1000, "train with segments of N blocks"),
+      heading("Machine"),
+      choice("device", {"cpu", "cuda"}, o.device, "where to train"),
+      whole("threads", o.threads, 0, 1024, "CPU threads (0: LibTorch's choice)"),
+  };
+}
+
+void check_together(const Options& o) {
+  using examples::UsageError;
+  if (o.volume.empty() != o.labels.empty()) {
+    throw UsageError("--volume and --labels go together");
+  }
+  if (o.segments.has_value() && o.every.has_value()) {
+    throw UsageError("give either --segments or --every");
+  }
+  for (const auto& [name, cut] : {std::pair("segments", o.segments), std::pair("every", o.every)}) {
+    if (cut.value_or(1) > o.blocks) {
+      throw UsageError("--" + std::string(name) + " is " + std::to_string(*cut) +
+                       ", more than the " + std::to_string(o.blocks) + " blocks of --blocks");
+    }
+  }
+}
+
+}  // namespace
+
+Options Options::parse(int argc, char** argv) {
+  Options options;
+  examples::parse_arguments(argument_table(options), argc, argv);
+  if (options.quick) {
+    // once more, so that what is given wins over what --quick implies
+    options = Options();
+    options.steps = 40;
+    options.batch = 2;
+    options.patch = 16;
+    options.threads = 1;
+    examples::parse_arguments(argument_table(options), argc, argv);
+  }
+  if (!options.help) {
+    check_together(options);
+  }
+  return options;
+}
+
+std::string Options::help_text() {
+  Options defaults;
+  return "usage: voxel_net [OPTION]...\n"
+         "Teaches a voxel network the tissues of a head scan with checkpointed activations, then\n"
+         "shows what checkpointing saves and checks that it changes no gradient.\n\n" +
+         examples::describe_arguments(argument_table(defaults)) +
+         "\nExit status: 0, 1 if something failed or a check did, 2 for a wrong command line.\n";
+}
+
+}  // namespace voxel_net

@@ -1,0 +1,61 @@
+#pragma once
+
+// The training loop, and its state on disk.
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "voxel_net/data.h"
+#include "voxel_net/network.h"
+#include "voxel_net/options.h"
+
+namespace voxel_net {
+
+/// Cross-entropy plus one minus the mean of the soft Dice scores of all classes, which keeps rare
+/// classes from being ignored. Voxels of kNoClass don't count.
+/// Dice loss: Milletari, Navab, Ahmadi, V-Net, 2016.
+torch::Tensor segmentation_loss(const torch::Tensor& scores, const torch::Tensor& labels);
+
+/// The cut of the blocks that --segments and --every ask for.
+tidemark::CheckpointedSequentialOptions checkpointing(const Options& options);
+
+/// Trains a VoxelNet on patches of a dataset with Adam.
+class Trainer {
+ public:
+  /// Keeps a reference to the data. Throws examples::UsageError if patches don't fit in it.
+  Trainer(const Options& options, const Dataset& data);
+
+  /// Runs the steps that are left.
+  void train();
+
+  /// Model, optimizer, random numbers and step: a run that resumes from it goes on as if it had
+  /// never stopped.
+  void save(const std::string& path);
+  void resume(const std::string& path);
+
+  [[nodiscard]] VoxelNet& net() { return net_; }
+  [[nodiscard]] PatchSampler& sampler() { return sampler_; }
+
+  /// The loss of every step so far.
+  [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
+
+  /// The mean loss of the ten steps before step `end`, or of as many as there are.
+  [[nodiscard]] double mean_loss(size_t end) const;
+
+ private:
+  double step();
+  [[nodiscard]] std::string settings() const;
+
+  Options options_;
+  int64_t classes_;
+  torch::Device device_;
+  PatchSampler sampler_;
+  VoxelNet net_;
+  torch::optim::Adam optimizer_;
+  std::vector<double> losses_;
+};
+
+}  // namespace voxel_net

@@ -1,0 +1,378 @@
+#pragma once
+
+#include <tidemark/checkpoint.h>
+#include <tidemark/detail/input_writers.h>
+#include <tidemark/detail/version_check.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/named_any.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/pimpl.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+namespace tidemark {
+
+/// How a CheckpointedSequential is cut into regions. Without `segments` or `every` it is cut into
+/// about sqrt(N) segments, which holds about 2 sqrt(N) of N equal blocks.
+struct CheckpointedSequentialOptions {
+  /// The number of segments, from 1 to the number of modules. The first ones get the remainder.
+  TORCH_ARG(std::optional<int64_t>, segments);
+
+  /// The number of modules in each segment; the last one may have fewer.
+  TORCH_ARG(std::optional<int64_t>, every);
+
+  /// Checkpoints the last segment too. Off by default: its backward comes first, so what it would
+  /// free is needed again at once.
+  TORCH_ARG(bool, checkpoint_last) = false;
+
+  /// How each segment is recorded and re-run. Its name is followed by the modules of the segment.
+  TORCH_ARG(CheckpointOptions, checkpoint);
+};
+
+class CheckpointedSequentialImpl;
+
+namespace detail {
+
+template <class T>
+struct IsSharedModule : std::false_type {};
+template <class T>
+struct IsSharedModule<std::shared_ptr<T>> : torch::detail::is_module<T> {};
+
+// What Sequential's constructor takes as one module. A whole container, and a copy, are not.
+template <class T>
+inline constexpr bool is_sequential_element =
+    (torch::detail::is_module<T>::value || torch::detail::is_module_holder<T>::value ||
+     IsSharedModule<T>::value ||
+     std::is_same_v<T, torch::nn::AnyModule>)&&!std::is_same_v<T, torch::nn::Sequential> &&
+    !std::is_same_v<T, CheckpointedSequentialImpl>;
+
+}  // namespace detail
+
+/// A torch::nn::Sequential whose modules run as a few checkpointed regions: of N equal blocks it
+/// holds the inputs of its segments and what the last segment saves, instead of what all N save.
+/// Children, parameter names and saved files are a Sequential's. It has a plain
+/// `Tensor forward(Tensor)`, so it nests in a Sequential; with grad mode off it runs like one.
+///
+/// Every module has to repeat itself when it is run again, see checkpoint(). Modules that write
+/// their input in place are noticed when they first run, and no segment begins with one from then
+/// on; in that first forward the segments' inputs are copied instead.
+///
+/// Method: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
+class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
+ public:
+  CheckpointedSequentialImpl() = default;
+
+  explicit CheckpointedSequentialImpl(CheckpointedSequentialOptions options)
+      : options_(std::move(options)) {
+    check_options();
+  }
+
+  /// Takes modules as Sequential does: by value, by holder or by shared_ptr.
+  template <class First, class... Rest,
+            class = std::enable_if_t<detail::is_sequential_element<std::decay_t<First>>>>
+  explicit CheckpointedSequentialImpl(First&& first, Rest&&... rest) {
+    append(std::forward<First>(first), std::forward<Rest>(rest)...);
+  }
+  template <class First, class... Rest,
+            class = std::enable_if_t<detail::is_sequential_element<std::decay_t<First>>>>
+  CheckpointedSequentialImpl(CheckpointedSequentialOptions options, First&& first, Rest&&... rest)
+      : CheckpointedSequentialImpl(std::move(options)) {
+    append(std::forward<First>(first), std::forward<Rest>(rest)...);
+  }
+
+  /// Takes named modules.
+  explicit CheckpointedSequentialImpl(
+      torch::OrderedDict<std::string, torch::nn::AnyModule>&& modules,
+      CheckpointedSequentialOptions options = {})
+      : CheckpointedSequentialImpl(std::move(options)) {
+    for (auto& item : modules) {
+      push_back(item.key(), std::move(item.value()));
+    }
+  }
+  explicit CheckpointedSequentialImpl(std::initializer_list<torch::nn::NamedAnyModule> modules,
+                                      CheckpointedSequentialOptions options = {})
+      : CheckpointedSequentialImpl(std::move(options)) {
+    for (const auto& module : modules) {
+      push_back(module.name(), module.module());
+    }
+  }
+
+  /// Shares the modules of an existing Sequential, under their names.
+  explicit CheckpointedSequentialImpl(const torch::nn::Sequential& modules,
+                                      CheckpointedSequentialOptions options = {})
+      : CheckpointedSequentialImpl(std::move(options)) {
+    const std::vector<std::string> names = modules->named_children().keys();
+    std::size_t index = 0;
+    for (const torch::nn::AnyModule& module : *modules) {
+      push_back(names[index++], module);
+    }
+  }
+
+  /// Runs the modules one after the other. The first takes a Tensor, the last returns one.
+  at::Tensor forward(at::Tensor input) { return run<at::Tensor>(std::move(input)); }
+
+  /// As Sequential's forward<Result>(inputs...): the first module may take several values, of its
+  /// exact argument types, and modules may pass other types than Tensor on.
+  template <class Result = at::Tensor, class... Inputs>
+  Result run(Inputs... inputs) {
+    // Remembered, since what is known of the modules may have grown when an outer region is re-run.
+    std::vector<Piece> pieces = remember([&] { return cut(); });
+    std::optional<torch::nn::AnyValue> value;
+    const detail::RegionRng::Start rng;
+    try {
+      value.emplace(run_piece(pieces.front(), inputs...));
+    } catch (const OverwritesItsInput&) {
+      // Once more, plain: it has to write to the caller's tensor, not to a copy.
+      rng.cpu.restore();
+      rng.devices.restore();
+      if (pieces.front().end > 1) {
+        pieces.insert(pieces.begin(), pieces.front());
+        pieces[1].begin = 1;
+      }
+      pieces.front() = {0, 1, false, false};
+      value.emplace(run_piece(pieces.front(), std::move(inputs)...));
+    }
+    for (std::size_t i = 1; i < pieces.size(); ++i) {
+      if (auto* tensor = value->try_get<at::Tensor>()) {
+        at::Tensor input = std::move(*tensor);
+        value.reset();
+        value.emplace(run_piece(pieces[i], std::move(input)));
+      } else {
+        value.emplace(run_piece(pieces[i], AnyInput(std::move(*value))));
+      }
+    }
+    auto* result = value->try_get<Result>();
+    TORCH_CHECK(result != nullptr,
+                "tidemark: the last module of a CheckpointedSequential returned ",
+                c10::demangle(value->type_info().name()), ", but ",
+                c10::demangle(typeid(Result).name()), " was asked for.");
+    return std::move(*result);
+  }
+
+  /// The index behind the last module of each segment, as asked for by the options. Cuts before
+  /// modules that write their input in place are moved behind those, once seen to do so.
+  [[nodiscard]] std::vector<std::size_t> segment_ends() const {
+    TORCH_CHECK(!is_empty(),
+                "tidemark: a CheckpointedSequential can't run without modules; push_back() some.");
+    const auto modules = static_cast<int64_t>(size());
+    std::vector<std::size_t> ends;
+    if (options_.every().has_value()) {
+      const int64_t every = *options_.every();
+      for (int64_t end = every; end < modules; end += every) {
+        ends.push_back(static_cast<std::size_t>(end));
+      }
+      ends.push_back(size());
+      return ends;
+    }
+    int64_t segments = 0;
+    if (options_.segments().has_value()) {
+      segments = *options_.segments();
+      TORCH_CHECK(segments <= modules, "tidemark: CheckpointedSequentialOptions::segments is ",
+                  segments, ", but there are only ", modules,
+                  " modules; at most one segment for each is possible.");
+    } else {
+      segments = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(modules))));
+    }
+    for (int64_t i = 0, end = 0; i < segments; ++i) {
+      end += modules / segments + (i < modules % segments ? 1 : 0);
+      ends.push_back(static_cast<std::size_t>(end));
+    }
+    return ends;
+  }
+
+  /// The options given at construction.
+  [[nodiscard]] const CheckpointedSequentialOptions& checkpoint_options() const { return options_; }
+
+  /// A deep copy, with the names, options and training mode of this one.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<c10::Device>& device = std::nullopt) const override {
+    auto copy = std::make_shared<CheckpointedSequentialImpl>(options_);
+    const std::vector<std::string> names = named_children().keys();
+    std::size_t index = 0;
+    for (const torch::nn::AnyModule& module : *this) {
+      copy->push_back(names[index++], module.clone(device));
+    }
+    copy->train(is_training());
+    return copy;
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    stream << "tidemark::CheckpointedSequential";
+  }
+
+ private:
+  // Thrown through the first region when its first module turns out to overwrite its input.
+  struct OverwritesItsInput {};
+
+  // A value between two modules that is no Tensor; a region keeps it whole.
+  class AnyInput {
+   public:
+    explicit AnyInput(torch::nn::AnyValue&& value) : value_(std::move(value)) {}
+    // From const: AnyValue's constructor from a non-const lvalue calls itself for ever.
+    AnyInput(const AnyInput& other) : value_(std::as_const(other.value_)) {}
+    AnyInput(AnyInput&&) = default;
+    AnyInput& operator=(AnyInput) = delete;
+    ~AnyInput() = default;
+    torch::nn::AnyValue take() { return std::move(value_); }
+
+   private:
+    torch::nn::AnyValue value_;
+  };
+
+  // Owns its modules, so that what a region re-runs is what it ran.
+  struct Segment {
+    std::vector<torch::nn::AnyModule> modules;
+    std::shared_ptr<detail::InputWriters> writers;
+    bool is_first = false;
+    bool clone_input = false;
+
+    template <class... Inputs>
+    torch::nn::AnyValue operator()(Inputs... inputs) {
+      torch::nn::AnyValue value = modules.front().any_forward(std::move(inputs)...);
+      return rest(std::move(value));
+    }
+
+    torch::nn::AnyValue operator()(at::Tensor input) {
+      if (clone_input) {
+        input = input.clone();
+      }
+      const detail::VersionCheck check(input);
+      torch::nn::AnyValue value = modules.front().any_forward(std::move(input));
+      const bool wrote = check.writes_since() != 0;
+      writers->saw(*modules.front().ptr(), wrote);
+      if (wrote && is_first && clone_input) {
+        throw OverwritesItsInput();
+      }
+      return rest(std::move(value));
+    }
+
+    torch::nn::AnyValue operator()(AnyInput input) {
+      return rest(modules.front().any_forward(input.take()));
+    }
+
+   private:
+    torch::nn::AnyValue rest(torch::nn::AnyValue value) {
+      for (std::size_t i = 1; i < modules.size(); ++i) {
+        value = modules[i].any_forward(std::move(value));
+      }
+      return value;
+    }
+  };
+
+  // A run of modules, as a region or plain.
+  struct Piece {
+    std::size_t begin;
+    std::size_t end;
+    bool region;
+    bool clone_input;
+  };
+
+  // The segments, but none begins with a module that is known to overwrite its input. One that has
+  // not run yet might: it gets a copy.
+  [[nodiscard]] std::vector<Piece> cut() const {
+    const auto overwrites = [&](std::size_t index) {
+      return index < size() && writers_->writes(*ptr(index)).value_or(false);
+    };
+    const auto is_region = [&](std::size_t end) {
+      return end < size() || options_.checkpoint_last();
+    };
+    std::vector<Piece> pieces;
+    std::size_t begin = 0;
+    for (std::size_t end : segment_ends()) {
+      if (begin == 0 && is_region(end)) {
+        while (begin < end && overwrites(begin)) {
+          ++begin;
+        }
+        if (begin > 0) {
+          pieces.push_back({0, begin, false, false});
+        }
+      }
+      while (overwrites(end)) {
+        ++end;
+      }
+      if (end > begin) {
+        const bool unknown = !writers_->writes(*ptr(begin)).has_value();
+        pieces.push_back({begin, end, is_region(end), is_region(end) && unknown});
+        begin = end;
+      }
+    }
+    return pieces;
+  }
+
+  template <class... Inputs>
+  torch::nn::AnyValue run_piece(const Piece& piece, Inputs... inputs) {
+    Segment modules{{begin() + static_cast<std::ptrdiff_t>(piece.begin),
+                     begin() + static_cast<std::ptrdiff_t>(piece.end)},
+                    writers_,
+                    piece.begin == 0,
+                    piece.clone_input};
+    if (!piece.region) {
+      return modules(std::move(inputs)...);
+    }
+    CheckpointOptions options = options_.checkpoint();
+    options.name(segment_name(piece.begin, piece.end));
+    return tidemark::checkpoint(std::move(options), std::move(modules), std::move(inputs)...);
+  }
+
+  void check_options() const {
+    const auto& segments = options_.segments();
+    const auto& every = options_.every();
+    TORCH_CHECK(!segments.has_value() || *segments >= 1,
+                "tidemark: CheckpointedSequentialOptions::segments is ", *segments,
+                "; it must be from 1 to the number of modules.");
+    TORCH_CHECK(!every.has_value() || *every >= 1,
+                "tidemark: CheckpointedSequentialOptions::every is ", *every,
+                "; it must be at least 1.");
+    TORCH_CHECK(!segments.has_value() || !every.has_value(),
+                "tidemark: CheckpointedSequentialOptions got both segments (", *segments,
+                ") and every (", *every, "); give one of them.");
+  }
+
+  void append() {}
+  template <class First, class... Rest>
+  void append(First&& first, Rest&&... rest) {
+    push_back(std::forward<First>(first));
+    append(std::forward<Rest>(rest)...);
+  }
+
+  [[nodiscard]] std::string segment_name(std::size_t begin, std::size_t end) const {
+    const std::string& name = options_.checkpoint().name();
+    return (name.empty() ? "CheckpointedSequential" : name) + "[" + std::to_string(begin) + ".." +
+           std::to_string(end - 1) + "]";
+  }
+
+  CheckpointedSequentialOptions options_;
+  std::shared_ptr<detail::InputWriters> writers_ = std::make_shared<detail::InputWriters>();
+};
+
+/// A holder of CheckpointedSequentialImpl, to be declared where a torch::nn::Sequential was.
+///
+/// \code
+/// tidemark::CheckpointedSequential blocks;                              // filled by push_back
+/// tidemark::CheckpointedSequential stem(Block(8), Block(8), Block(8));  // about sqrt(N) segments
+/// tidemark::CheckpointedSequential body(
+///     tidemark::CheckpointedSequentialOptions().segments(2), Block(8), Block(8));
+/// \endcode
+class CheckpointedSequential : public torch::nn::ModuleHolder<CheckpointedSequentialImpl> {
+ public:
+  using torch::nn::ModuleHolder<CheckpointedSequentialImpl>::ModuleHolder;
+
+  CheckpointedSequential() = default;
+  CheckpointedSequential(std::initializer_list<torch::nn::NamedAnyModule> modules,
+                         CheckpointedSequentialOptions options = {})
+      : ModuleHolder(std::make_shared<CheckpointedSequentialImpl>(modules, std::move(options))) {}
+};
+
+}  // namespace tidemark

@@ -1,0 +1,166 @@
+#pragma once
+
+// The CPU meter: an allocator that wraps the one LibTorch uses and counts what passes through.
+
+#include <c10/core/Allocator.h>
+#include <tidemark/detail/block_table.h>
+#include <tidemark/detail/peak_windows.h>
+#include <tidemark/detail/spin_lock.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace tidemark::detail {
+
+/// Live bytes of the CPU. The lock puts all blocks of the process into one order, so every thread
+/// sees the same history, and a scope's numbers are exact for the stretch of it that it was open.
+class CpuCounter final : public PeakWindows {
+ public:
+  void add(int64_t bytes) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    counters_.live += bytes;
+    counters_.peak = std::max(counters_.peak, counters_.live);
+    counters_.allocated += bytes;
+    ++counters_.allocations;
+  }
+
+  void subtract(int64_t bytes) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    counters_.live -= bytes;
+  }
+
+ protected:
+  MemoryCounters count(bool reset) override {
+    const std::lock_guard<SpinLock> lock(spin_);
+    const MemoryCounters now = counters_;
+    if (reset) {
+      counters_.peak = counters_.live;
+    }
+    return now;
+  }
+
+ private:
+  SpinLock spin_;
+  MemoryCounters counters_;
+};
+
+inline namespace process_v1 {
+
+/// By this another shared object recognises the meter that is there already. Not final: a cast to
+/// a final class may compare vtables, of which every shared object has its own.
+class MeterLink : public c10::Allocator {
+ public:
+  virtual MemoryMeter& meter() = 0;
+};
+
+}  // namespace process_v1
+
+// Whether this thread is inside a MeteredAllocator, and whether another one was reached from there.
+inline thread_local bool t_inside_link = false;
+inline thread_local bool t_link_below_reached = false;
+
+/// Calls `allocator` so that the links it reaches note that, but do not count.
+class BelowLink {
+ public:
+  BelowLink() : nested_(std::exchange(t_inside_link, true)) {
+    t_link_below_reached = t_link_below_reached || nested_;
+  }
+  BelowLink(const BelowLink&) = delete;
+  BelowLink& operator=(const BelowLink&) = delete;
+  ~BelowLink() { t_inside_link = nested_; }
+
+  [[nodiscard]] bool nested() const { return nested_; }
+
+ private:
+  bool nested_;
+};
+
+/// Wraps `base` and counts its blocks. A block keeps the context that base gave it where that is
+/// the block itself, as raw_allocate() wants (oneDNN and others call it); only its deleter changes.
+/// Blocks that it does not know, such as those from before it was installed, go straight to base.
+class MeteredAllocator : public MeterLink {
+ public:
+  /// `deleter` is to call give_back() of this allocator.
+  MeteredAllocator(c10::Allocator& base, MemoryMeter& meter, CpuCounter& counter,
+                   c10::DeleterFnPtr deleter)
+      : base_(base), meter_(meter), counter_(counter), deleter_(deleter) {}
+
+  MemoryMeter& meter() override { return meter_; }
+  [[nodiscard]] const c10::Allocator& base() const { return base_; }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    // A user's allocator may lie between two of our links; then the outer one counts.
+    const BelowLink below;
+    const bool counts = !below.nested();
+    c10::DataPtr block = base_.allocate(bytes);
+    const c10::DeleterFnPtr base_deleter = block.get_deleter();
+    if (block.get() != block.get_context()) {
+      return counts && block.get_context() != nullptr ? wrap(std::move(block), bytes)
+                                                      : std::move(block);
+    }
+    if (counts && block.get() != nullptr) {
+      const auto size = static_cast<int64_t>(bytes);
+      if (const auto lost = blocks_.insert({block.get(), size, base_deleter})) {
+        counter_.subtract(lost->bytes);  // given back behind our back, or it could not be here
+      }
+      counter_.add(size);
+    } else if (base_deleter != base_.raw_deleter()) {
+      return block;  // not in the table, so its deleter would be forgotten
+    }
+    static_cast<void>(block.compare_exchange_deleter(base_deleter, deleter_));
+    return block;
+  }
+
+  void give_back(void* address) {
+    if (const auto block = blocks_.remove(address)) {
+      counter_.subtract(block->bytes);
+      block->deleter(address);
+    } else if (const c10::DeleterFnPtr deleter = base_.raw_deleter()) {
+      deleter(address);
+    }
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override {
+    return base_.raw_deleter() != nullptr ? deleter_ : nullptr;
+  }
+
+  bool is_simple_data_ptr(const c10::DataPtr& block) const override {
+    const auto* wrapped = block.cast_context<Wrapped>(&delete_wrapped);
+    return base_.is_simple_data_ptr(wrapped != nullptr ? wrapped->block : block);
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    base_.copy_data(to, from, bytes);
+  }
+
+ private:
+  /// For allocators whose blocks have a context of their own; those can't raw_allocate() anyway.
+  struct Wrapped {
+    c10::DataPtr block;
+    int64_t bytes;
+    CpuCounter& counter;
+  };
+
+  c10::DataPtr wrap(c10::DataPtr block, size_t bytes) {
+    auto* wrapped = new Wrapped{std::move(block), static_cast<int64_t>(bytes), counter_};
+    counter_.add(wrapped->bytes);
+    return {wrapped->block.get(), wrapped, &delete_wrapped, wrapped->block.device()};
+  }
+
+  static void delete_wrapped(void* context) {
+    auto* wrapped = static_cast<Wrapped*>(context);
+    wrapped->counter.subtract(wrapped->bytes);
+    delete wrapped;
+  }
+
+  c10::Allocator& base_;
+  MemoryMeter& meter_;
+  CpuCounter& counter_;
+  c10::DeleterFnPtr deleter_;
+  BlockTable blocks_;
+};
+
+}  // namespace tidemark::detail

@@ -1,0 +1,132 @@
+#pragma once
+
+// What a region's forward found and did, and how a re-run finds it again and is held to it.
+
+#include <c10/util/Exception.h>
+#include <tidemark/checkpoint_options.h>
+#include <tidemark/detail/forward_world.h>
+#include <tidemark/detail/generator_use.h>
+#include <tidemark/detail/op_observer.h>
+#include <tidemark/detail/region_rng.h>
+#include <tidemark/detail/write_snapshot.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// The settings, random numbers, reads and writes of one run of a region.
+class ForwardTrace {
+ public:
+  /// Traces the forward of a region while alive.
+  class Recorder {
+   public:
+    Recorder(const CheckpointOptions& options, const std::vector<at::Tensor>& arguments)
+        : preserve_rng_(options.preserve_rng()) {
+      // Where nobody sees the ops, only the generators tell whether numbers were drawn.
+      if (preserve_rng_ || !options.observe() || !at::isRecordFunctionEnabled()) {
+        rng_.emplace();
+      }
+      if (options.observe()) {
+        observer_.emplace(options.snapshot_limit());
+        observer_->arguments(arguments);
+      }
+    }
+
+    /// What it did. Refuses what no re-run of `region` could repeat.
+    void finish(ForwardTrace& trace, const std::string& region) {
+      if (observer_.has_value()) {
+        TORCH_CHECK(observer_->error().empty(), "tidemark: ", region,
+                    " can't be re-run for backward: ", observer_->error());
+        observer_->forward_done();
+        trace.log_ = std::move(observer_->log);
+      }
+      if (rng_.has_value()) {
+        trace.rng_.forward_done(*rng_, trace.log_);
+      }
+      if (!preserve_rng_) {
+        TORCH_CHECK(trace.log_.draws.empty() && trace.log_.generators.empty() && !trace.rng_.drew(),
+                    "tidemark: ", region,
+                    " drew random numbers, but preserve_rng is off: the re-run would draw others, "
+                    "and gradients would be wrong. Leave preserve_rng on, or draw outside the "
+                    "region.");
+      }
+    }
+
+   private:
+    bool preserve_rng_;
+    std::optional<RegionRng::Start> rng_;
+    std::optional<OpObserver> observer_;
+  };
+
+  /// While alive, the calling thread and what the region reads are as the forward found them.
+  class Replay {
+   public:
+    /// Sets the settings; the arguments may then be unpacked.
+    Replay(const ForwardTrace& trace, std::string region)
+        : trace_(trace), region_(std::move(region)), world_(trace.world_) {}
+
+    /// Puts back random numbers and written tensors, and begins to compare. To be called once.
+    void begin(const std::vector<at::Tensor>& arguments) {
+      writes_.emplace(trace_.log_.writes, region_);
+      rng_.emplace(trace_.rng_);
+      generators_.emplace(trace_.log_.generators);
+      if (trace_.log_.complete && at::isRecordFunctionEnabled()) {
+        observer_.emplace(trace_.log_);
+        observer_->arguments(arguments);
+      }
+    }
+
+    /// Whether the tensor's memory gets another value when this ends.
+    [[nodiscard]] bool puts_back(const at::Tensor& tensor) const {
+      return writes_.has_value() && writes_->holds(tensor);
+    }
+
+    /// How the re-run has left the forward's way; empty if it has not.
+    [[nodiscard]] std::string error() const {
+      return observer_.has_value() ? observer_->error() : std::string();
+    }
+    void expect_same_so_far() const {
+      TORCH_CHECK(error().empty(), "tidemark: ", region_,
+                  " can't be re-run for backward: ", error());
+    }
+
+    /// To be called when the whole region has been re-run.
+    void done() {
+      if (observer_.has_value()) {
+        observer_->rerun_done();
+      }
+    }
+
+    /// Throws if the whole re-run did not do what the forward did.
+    void expect_same() const {
+      expect_same_so_far();
+      rng_->expect_same_end(region_);
+      generators_->expect_same_end(region_);
+    }
+
+   private:
+    const ForwardTrace& trace_;
+    std::string region_;
+    ForwardWorld::Guard world_;
+    std::optional<WriteReplay> writes_;
+    std::optional<RegionRng::Replay> rng_;
+    std::optional<GeneratorReplay> generators_;
+    std::optional<OpObserver> observer_;
+  };
+
+  /// To be called when the forward is over and its temporaries are gone.
+  void forward_is_gone() { log_.forward_is_gone(); }
+
+  [[nodiscard]] const OpLog& log() const { return log_; }
+  [[nodiscard]] const std::optional<c10::Stream>& stream() const { return world_.stream(); }
+
+ private:
+  ForwardWorld world_ = ForwardWorld::now();
+  RegionRng rng_;
+  OpLog log_ = OpLog::unseen();
+};
+
+}  // namespace tidemark::detail

@@ -1,0 +1,108 @@
+#pragma once
+
+// The thread's and process's settings that decide what an op does: as they were when a region ran,
+// to be set again while it is re-run.
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/core/StreamGuard.h>
+#include <tidemark/detail/rng_state.h>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+
+namespace tidemark::detail {
+
+/// Autocast for every device type that has it, the default dtype, the current device and stream.
+class ForwardWorld {
+ public:
+  /// The calling thread's.
+  static ForwardWorld now() {
+    ForwardWorld world;
+    for (std::size_t i = 0; i < kTypes.size(); ++i) {
+      world.autocast_[i] = {at::autocast::is_autocast_enabled(kTypes[i]),
+                            at::autocast::get_autocast_dtype(kTypes[i])};
+    }
+    world.default_dtype_ = c10::get_default_dtype_as_scalartype();
+    if (const auto type = accelerator_in_use()) {
+      const c10::DeviceIndex index = at::accelerator::getDeviceIndex();
+      if (at::globalContext().getAcceleratorHooksInterface(*type).hasPrimaryContext(index)) {
+        world.stream_ = at::accelerator::getCurrentStream(index);
+      }
+    }
+    return world;
+  }
+
+  [[nodiscard]] const std::optional<c10::Stream>& stream() const { return stream_; }
+
+  class Guard;
+
+ private:
+  struct Autocast {
+    bool enabled = false;
+    at::ScalarType dtype = at::kFloat;
+  };
+
+  static constexpr std::size_t kCount =
+      std::tuple_size_v<std::decay_t<decltype(at::autocast::_AUTOCAST_SUPPORTED_DEVICES)>>;
+  static inline const auto& kTypes = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
+
+  // Writes only what differs: the default dtype is the whole process's.
+  static void set_settings(const ForwardWorld& from, const ForwardWorld& to) {
+    for (std::size_t i = 0; i < kTypes.size(); ++i) {
+      if (from.autocast_[i].enabled != to.autocast_[i].enabled) {
+        at::autocast::set_autocast_enabled(kTypes[i], to.autocast_[i].enabled);
+      }
+      if (from.autocast_[i].dtype != to.autocast_[i].dtype) {
+        at::autocast::set_autocast_dtype(kTypes[i], to.autocast_[i].dtype);
+      }
+    }
+    if (from.default_dtype_ != to.default_dtype_) {
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype_));
+    }
+  }
+
+  std::array<Autocast, kCount> autocast_;
+  at::ScalarType default_dtype_ = at::kFloat;
+  std::optional<c10::Stream> stream_;
+};
+
+/// While alive, the calling thread is in the given world, with grad mode on and inference mode
+/// off. Autocast casts afresh: its cache belongs to the forward, or to whoever runs now.
+class ForwardWorld::Guard {
+ public:
+  explicit Guard(const ForwardWorld& world)
+      : before_(ForwardWorld::now()), cache_before_(at::autocast::is_autocast_cache_enabled()) {
+    if (c10::InferenceMode::is_enabled()) {
+      inference_mode_.emplace(false);
+    }
+    grad_mode_.emplace(true);
+    if (world.stream_.has_value()) {
+      stream_.emplace(*world.stream_);
+    }
+    set_settings(before_, world);
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard() {
+    at::autocast::set_autocast_cache_enabled(cache_before_);
+    set_settings(ForwardWorld::now(), before_);
+  }
+
+ private:
+  ForwardWorld before_;
+  bool cache_before_;
+  std::optional<c10::InferenceMode> inference_mode_;
+  std::optional<c10::AutoGradMode> grad_mode_;
+  std::optional<c10::StreamGuard> stream_;
+};
+
+}  // namespace tidemark::detail

@@ -1,0 +1,205 @@
+#pragma once
+
+// Counts what autograd graphs hold: hooks that keep a saved tensor as autograd would, and an
+// account of the storages behind them.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <tidemark/detail/engine_facade.h>
+#include <tidemark/detail/saved_tensor_hooks.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tidemark::detail {
+
+inline namespace process_v1 {
+
+/// The storages that saved tensors hold, each counted once. Shared by the scope that asks and by
+/// the hooks, which may outlive it and die on any thread. Thread-safe.
+class HeldBytes {
+ public:
+  explicit HeldBytes(std::optional<c10::Device> device) : device_(device) {}
+
+  /// One more saved tensor holds `storage`.
+  void add(const c10::Storage& storage) {
+    const int64_t bytes = bytes_of(*storage.unsafeGetStorageImpl());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& held = storages_[storage.unsafeGetStorageImpl()];
+    if (held.tensors++ == 0) {
+      held.storage = storage.getWeakStorageImpl();
+    }
+    resize(held, bytes);
+    peak_ = std::max(peak_, current_);
+  }
+
+  /// One saved tensor less.
+  void remove(c10::StorageImpl* storage) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto held = storages_.find(storage);
+    if (--held->second.tensors == 0) {
+      resize(held->second, 0);
+      storages_.erase(held);
+    }
+  }
+
+  [[nodiscard]] int64_t current() {
+    look_again();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return current_;
+  }
+
+  [[nodiscard]] int64_t peak() {
+    look_again();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return peak_;
+  }
+
+ private:
+  struct Held {
+    // Weak, so that a tensor whose storage is replaced lets go of the old one; as long as it is
+    // there, no other storage can have the same address.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    int64_t bytes = 0;
+    int64_t tensors = 0;
+  };
+
+  [[nodiscard]] int64_t bytes_of(const c10::StorageImpl& storage) const {
+    const c10::Device at = storage.device();
+    const bool counts =
+        !device_ || (device_->type() == at.type() && (!device_->has_index() || device_->is_cpu() ||
+                                                      device_->index() == at.index()));
+    return counts ? static_cast<int64_t>(storage.nbytes()) : 0;
+  }
+
+  void resize(Held& held, int64_t bytes) {
+    current_ += bytes - held.bytes;
+    held.bytes = bytes;
+  }
+
+  /// Takes notice of storages that were resized or replaced since they were saved.
+  void look_again() {
+    // Declared before the lock, since the last reference to a storage may run a user's deleter.
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> alive;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    alive.reserve(storages_.size());
+    for (auto& [address, held] : storages_) {
+      alive.push_back(held.storage.lock());
+      resize(held, alive.back().defined() ? bytes_of(*alive.back()) : 0);
+    }
+    peak_ = std::max(peak_, current_);
+  }
+
+  const std::optional<c10::Device> device_;
+  std::mutex mutex_;
+  std::unordered_map<c10::StorageImpl*, Held> storages_;
+  int64_t current_ = 0;
+  int64_t peak_ = 0;
+};
+
+}  // namespace process_v1
+
+/// Calls `use` with each storage of a tensor; MKL-DNN tensors have none that can be seen.
+template <class Use>
+void for_each_storage(const at::Tensor& tensor, Use&& use) {
+  switch (tensor.layout()) {
+    case at::kSparse:
+      for_each_storage(tensor._indices(), use);
+      for_each_storage(tensor._values(), use);
+      break;
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      for_each_storage(tensor.crow_indices(), use);
+      for_each_storage(tensor.col_indices(), use);
+      for_each_storage(tensor.values(), use);
+      break;
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      for_each_storage(tensor.ccol_indices(), use);
+      for_each_storage(tensor.row_indices(), use);
+      for_each_storage(tensor.values(), use);
+      break;
+    default:
+      if (tensor.has_storage()) {
+        use(tensor.storage());
+      }
+  }
+}
+
+/// Whether the memory is a parameter's: a leaf that requires grad, or a view of one.
+inline bool is_parameter(const at::Tensor& tensor) {
+  const auto is_leaf_with_grad = [](const at::TensorBase& base) {
+    return base.is_leaf() && base.requires_grad();
+  };
+  return is_leaf_with_grad(tensor) || (tensor.is_view() && is_leaf_with_grad(tensor._base()));
+}
+
+/// Keeps a saved tensor as autograd would, on the accounts of the scopes that were open.
+class HeldBytesHooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit HeldBytesHooks(std::vector<std::shared_ptr<HeldBytes>> accounts)
+      : accounts_(std::move(accounts)) {}
+
+  ~HeldBytesHooks() override {
+    for (const auto& [account, storage] : entries_) {
+      account->remove(storage);
+    }
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    kept_ = KeptTensor(tensor);
+    if (is_parameter(tensor)) {
+      return;
+    }
+    for_each_storage(tensor, [this](const c10::Storage& storage) {
+      for (const auto& account : accounts_) {
+        entries_.reserve(entries_.size() + 1);
+        account->add(storage);
+        entries_.emplace_back(account.get(), storage.unsafeGetStorageImpl());
+      }
+    });
+  }
+
+  at::Tensor call_unpack_hook() override { return kept_.unpack(); }
+
+ private:
+  KeptTensor kept_;
+  std::vector<std::shared_ptr<HeldBytes>> accounts_;
+  std::vector<std::pair<HeldBytes*, c10::StorageImpl*>> entries_;
+};
+
+inline namespace process_v1 {
+
+/// Watches, and leaves what happens to the tensors to the makers around it.
+class HeldBytesMaker : public HookMaker {
+ public:
+  explicit HeldBytesMaker(std::shared_ptr<HeldBytes> account) : account_(std::move(account)) {}
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
+    std::vector<std::shared_ptr<HeldBytes>> accounts;
+    for (HookMaker* maker = this; maker != nullptr; maker = maker->outer) {
+      if (auto* watcher = dynamic_cast<HeldBytesMaker*>(maker)) {
+        accounts.push_back(watcher->account_);
+      } else if (auto hooks = maker->make_hooks()) {
+        return hooks;  // it keeps the tensor in its own way, so the graph does not
+      }
+    }
+    return std::make_unique<HeldBytesHooks>(std::move(accounts));
+  }
+
+ private:
+  std::shared_ptr<HeldBytes> account_;
+};
+
+}  // namespace process_v1
+
+}  // namespace tidemark::detail

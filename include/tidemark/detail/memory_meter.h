@@ -1,0 +1,118 @@
+#pragma once
+
+// Finds or makes the one memory meter of the process, and puts it before LibTorch's CPU allocator.
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <tidemark/detail/cpu_allocator.h>
+#include <tidemark/detail/device_counter.h>
+#include <tidemark/detail/keep_loaded.h>
+#include <tidemark/detail/peak_windows.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace tidemark::detail {
+
+/// The meter of the shared objects that share its code. Leaked with all that belongs to it: blocks
+/// are given back until the process is gone.
+class ProcessMeter final : public MemoryMeter {
+ public:
+  /// The meter of this process. An object that has no code in common with the one that installed
+  /// it (hidden visibility, a plugin) finds it behind LibTorch's allocator; one that can't, since
+  /// somebody wrapped that allocator again, gets a meter of its own, which counts the same.
+  static MemoryMeter& get() {
+    static MemoryMeter& meter = find_or_make();
+    return meter;
+  }
+
+  PeakWindows& windows(c10::Device device) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (device.is_cpu()) {
+      ensure_installed();
+      return cpu_;
+    }
+    device = ready_device(device);
+    auto& counter = devices_[{device.type(), device.index()}];
+    if (counter == nullptr) {
+      counter = std::make_unique<DeviceCounter>(device);
+    }
+    return *counter;
+  }
+
+ private:
+  static constexpr size_t kMaxLinks = 8;
+
+  static MemoryMeter& find_or_make() {
+    if (auto* link = dynamic_cast<MeterLink*>(c10::GetCPUAllocator())) {
+      return link->meter();
+    }
+    keep_loaded(reinterpret_cast<void (*)()>(&give_back<0>));
+    return *new ProcessMeter;
+  }
+
+  /// Sees to it that today's CPU allocator is one of our links or leads to one. Whoever replaced
+  /// our link is wrapped in turn; whoever went back to an allocator that has a link gets that one.
+  void ensure_installed() {
+    c10::Allocator& current = *c10::GetCPUAllocator();
+    size_t count = 0;
+    MeteredAllocator* link = nullptr;
+    for (; count < kMaxLinks && links_[count] != nullptr; ++count) {
+      if (&current == links_[count]) {
+        return;
+      }
+      if (&current == &links_[count].load()->base()) {
+        link = links_[count];
+      }
+    }
+    if (link == nullptr) {
+      if (count > 0 && leads_to_link(current)) {
+        return;
+      }
+      TORCH_CHECK(count < kMaxLinks, "the memory meter can't follow: a program has set ", count + 1,
+                  " different CPU allocators. Set the ones that it needs before the first "
+                  "MemoryScope.");
+      const auto deleters = make_deleters(std::make_index_sequence<kMaxLinks>());
+      link = new MeteredAllocator(current, *this, cpu_, deleters[count]);
+      links_[count] = link;
+    }
+    // With today's priority, which can't be read, and no more: who could replace the allocator
+    // before can do it still.
+    for (int priority = 0; priority <= UINT8_MAX && c10::GetCPUAllocator() != link; ++priority) {
+      c10::SetCPUAllocator(link, static_cast<uint8_t>(priority));
+    }
+  }
+
+  static bool leads_to_link(c10::Allocator& allocator) {
+    const BelowLink below;
+    t_link_below_reached = false;
+    allocator.allocate(1);
+    return t_link_below_reached;
+  }
+
+  // A deleter is a plain function, so each link needs one of its own.
+  template <size_t I>
+  static void give_back(void* address) {
+    links_[I].load(std::memory_order_relaxed)->give_back(address);
+  }
+
+  template <size_t... I>
+  static std::array<c10::DeleterFnPtr, kMaxLinks> make_deleters(std::index_sequence<I...>) {
+    return {&give_back<I>...};
+  }
+
+  inline static std::array<std::atomic<MeteredAllocator*>, kMaxLinks> links_{};
+
+  std::mutex mutex_;
+  CpuCounter cpu_;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<DeviceCounter>> devices_;
+};
+
+}  // namespace tidemark::detail

@@ -1,0 +1,88 @@
+#pragma once
+
+// What a region's forward did, as far as its ops show: kept to hold a re-run to it.
+
+#include <ATen/core/Tensor.h>
+#include <tidemark/detail/fingerprint.h>
+#include <tidemark/detail/generator_use.h>
+#include <tidemark/detail/tensor_meta.h>
+#include <tidemark/detail/version_check.h>
+#include <tidemark/detail/write_snapshot.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// A storage that a region reads and did not make.
+struct ExternalRead {
+  ExternalRead(const at::Tensor& tensor, const char* reader)
+      : storage(tensor.storage().getWeakStorageImpl()),
+        identity(tensor.storage().unsafeGetStorageImpl()),
+        check(tensor),
+        content(fingerprint(*identity)),
+        meta(tensor),
+        reader(reader) {}
+
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const c10::StorageImpl* identity;
+  VersionCheck check;
+  uint64_t content;
+  TensorMeta meta;
+  const char* reader;            // the op
+  std::ptrdiff_t argument = -1;  // of the region, where it is one
+  bool written = false;          // by the region itself: its snapshot stands for it
+  bool overwritten = false;      // wholly, before anything read it
+  bool temporary = false;        // gone when the region's forward was over
+};
+
+/// One outermost op: which, and a hash of its sizes and scalars.
+struct OpMark {
+  const char* name;
+  uint64_t arguments;
+};
+
+/// One op that drew random numbers: for which devices, and on the CPU a fingerprint of the default
+/// generator before and after it and of what it drew. That the generator ends where it ended before
+/// proves little when other threads draw from it, too.
+struct Draw {
+  const char* op;
+  c10::DeviceType type;
+  uint64_t numbers;
+};
+
+/// What the forward of a region did.
+struct OpLog {
+  std::vector<OpMark> ops;
+  std::vector<ExternalRead> reads;
+  std::vector<WriteSnapshot> writes;
+  std::vector<GeneratorUse> generators;
+  std::vector<Draw> draws;
+  bool random = false;            // whether an op ran that may draw
+  bool remembered_draws = false;  // whether remember() drew on the CPU
+  bool complete = true;           // false if nobody watched, or RecordFunction was off
+
+  /// The log of a forward that nobody watched.
+  static OpLog unseen() {
+    OpLog log;
+    log.complete = false;
+    return log;
+  }
+
+  /// To be called when the forward is over and its temporaries are gone.
+  void forward_is_gone() {
+    for (ExternalRead& read : reads) {
+      read.temporary = read.storage.expired();
+    }
+  }
+
+  /// Whether an op drew random numbers for a tensor on devices of this type.
+  [[nodiscard]] bool drew_on(c10::DeviceType type) const {
+    return std::any_of(draws.begin(), draws.end(),
+                       [&](const Draw& draw) { return draw.type == type; });
+  }
+};
+
+}  // namespace tidemark::detail

@@ -1,0 +1,99 @@
+#pragma once
+
+// Peaks of any number of open scopes from one counter whose peak can be reset.
+
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace tidemark::detail {
+
+inline namespace process_v1 {
+
+/// What an allocator counts, in bytes and blocks.
+struct MemoryCounters {
+  int64_t live = 0;
+  int64_t peak = 0;  // of live, since it was last reset
+  int64_t allocated = 0;
+  int64_t allocations = 0;
+};
+
+/// One open scope.
+struct PeakWindow {
+  MemoryCounters opened;
+  MemoryCounters now;
+  int64_t peak = 0;        // highest live bytes from opened to now
+  bool disturbed = false;  // somebody else reset the counters in between
+};
+
+/// The open scopes of one device. Only an opening scope resets the peak, and folds it into all
+/// scopes that are open first: no scope takes the peak from another, in whatever order they close,
+/// and a block costs the same however many are open. Thread-safe.
+class PeakWindows {
+ public:
+  PeakWindows() = default;
+  PeakWindows(const PeakWindows&) = delete;
+  PeakWindows& operator=(const PeakWindows&) = delete;
+  virtual ~PeakWindows() = default;
+
+  virtual void open(PeakWindow& window) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_.reserve(open_.size() + 1);
+    fold(/*reset=*/true);
+    last_.peak = last_.live;
+    window = PeakWindow{last_, last_, last_.live, false};
+    open_.push_back(&window);
+  }
+
+  virtual void close(PeakWindow& window) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_.erase(std::remove(open_.begin(), open_.end(), &window), open_.end());
+  }
+
+  /// The window as of now.
+  virtual PeakWindow read(const PeakWindow& window) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fold(/*reset=*/false);
+    return window;
+  }
+
+ protected:
+  /// Reads the counters and then, if asked, sets the peak to what is live, in one step.
+  virtual MemoryCounters count(bool reset) = 0;
+
+ private:
+  void fold(bool reset) {
+    const MemoryCounters now = count(reset);
+    const bool disturbed = now.peak < last_.peak || now.allocated < last_.allocated ||
+                           now.allocations < last_.allocations;
+    for (PeakWindow* window : open_) {
+      window->now = now;
+      window->peak = std::max(window->peak, now.peak);
+      window->disturbed = window->disturbed || disturbed;
+    }
+    last_ = now;
+  }
+
+  std::mutex mutex_;
+  std::vector<PeakWindow*> open_;
+  MemoryCounters last_;
+};
+
+/// All that a process counts; one for all its shared objects.
+class MemoryMeter {
+ public:
+  MemoryMeter() = default;
+  MemoryMeter(const MemoryMeter&) = delete;
+  MemoryMeter& operator=(const MemoryMeter&) = delete;
+  virtual ~MemoryMeter() = default;
+
+  /// The windows of a device, with its counting switched on. They live as long as the process.
+  virtual PeakWindows& windows(c10::Device device) = 0;
+};
+
+}  // namespace process_v1
+
+}  // namespace tidemark::detail

@@ -1,0 +1,53 @@
+#pragma once
+
+// Which regions run on this thread, and what they remember.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// What the calls of remember() in one region returned, in order. Each is a RememberedValue<T>.
+using Memory = std::vector<std::shared_ptr<const void>>;
+
+/// One run of a region, while it is open on its thread: the forward, which fills its memory, or a
+/// re-run, which reads it.
+class RegionRun {
+ public:
+  /// A forward.
+  explicit RegionRun(Memory& memory) : RegionRun(&memory, nullptr) {}
+  /// A re-run.
+  explicit RegionRun(const Memory& memory) : RegionRun(nullptr, &memory) {}
+
+  RegionRun(const RegionRun&) = delete;
+  RegionRun& operator=(const RegionRun&) = delete;
+  ~RegionRun() { innermost() = outer_; }
+
+  static RegionRun*& innermost() {
+    static thread_local RegionRun* run = nullptr;
+    return run;
+  }
+
+  [[nodiscard]] bool again() const { return read_ != nullptr; }
+  [[nodiscard]] RegionRun* outer() const { return outer_; }
+
+  void add(std::shared_ptr<const void> value) { filled_->push_back(std::move(value)); }
+
+  /// The next value; nullptr if the forward remembered no more.
+  std::shared_ptr<const void> next() { return next_ < read_->size() ? (*read_)[next_++] : nullptr; }
+
+ private:
+  RegionRun(Memory* filled, const Memory* read)
+      : filled_(filled), read_(read), outer_(innermost()) {
+    innermost() = this;
+  }
+
+  Memory* filled_;
+  const Memory* read_;
+  std::size_t next_ = 0;
+  RegionRun* outer_;
+};
+
+}  // namespace tidemark::detail

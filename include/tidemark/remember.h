@@ -1,0 +1,145 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <tidemark/detail/op_observer.h>
+#include <tidemark/detail/op_pause.h>
+#include <tidemark/detail/region_rng.h>
+#include <tidemark/detail/region_run.h>
+#include <tidemark/detail/saved_tensor_hooks.h>
+#include <tidemark/detail/tensor_tree.h>
+
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tidemark {
+
+/// Whether the code that asks runs because a checkpointed region is re-run for backward: for
+/// logging and counters that should count once. The library's own result depends on it nowhere.
+[[nodiscard]] inline bool recomputing() noexcept {
+  for (auto* run = detail::RegionRun::innermost(); run != nullptr; run = run->outer()) {
+    if (run->again()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+namespace detail {
+
+/// Saves tensors as if no region were there.
+class PlainSaves final : public HookMaker {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override { return nullptr; }
+};
+
+/// A result of remember(), its tensors detached, and where it left the default generators: what a
+/// region draws afterwards has to go on from there.
+template <class T>
+class RememberedValue {
+ public:
+  RememberedValue(T value, const RegionRng::Start& before) : value_(std::move(value)) {
+    const RegionRng::Start now;
+    if (now.cpu != before.cpu) {
+      cpu_.emplace(now.cpu);
+      OpObserver::remembered_draws();
+    }
+    if (now.devices != before.devices) {
+      devices_.emplace(now.devices);
+    }
+    for_each_tensor(value_, [&](at::Tensor& tensor) {
+      requires_grad_.push_back(tensor.defined() && tensor.requires_grad());
+      if (tensor.defined()) {
+        tensor = tensor.detach();
+      }
+    });
+  }
+
+  [[nodiscard]] T replay() const {
+    if (cpu_.has_value()) {
+      cpu_->restore();
+    }
+    if (devices_.has_value()) {
+      devices_->restore();
+    }
+    T value = value_;
+    auto requires_grad = requires_grad_.begin();
+    for_each_tensor(value, [&](at::Tensor& tensor) {
+      if (tensor.defined()) {
+        tensor = tensor.detach().set_requires_grad(*requires_grad);
+      }
+      ++requires_grad;
+    });
+    return value;
+  }
+
+ private:
+  T value_;
+  std::vector<bool> requires_grad_;
+  std::optional<CpuRngState> cpu_;
+  std::optional<DeviceRngState> devices_;
+};
+
+}  // namespace detail
+
+/// Calls `fn()` once and returns its result; when the checkpointed region around it is re-run for
+/// backward, the result of the forward is returned again instead. For what must not run twice or
+/// would not repeat itself: sampling, nearest neighbours, ball queries, rulebooks, the results of
+/// non-deterministic ops. Outside of a region it is a plain call.
+///
+/// \code
+/// auto neighbours = tidemark::remember([&] { return knn(points, k); });
+/// \endcode
+///
+/// The result, and what `fn` saves for backward, is kept in memory until the region's backward is
+/// over. It may be a tensor, anything that checkpoint() takes tensors in, or any copyable value.
+/// Gradients flow through it. `fn` runs at once, so it may capture by reference. Calls are matched
+/// by their order: a region must remember the same things each time it runs.
+template <class Fn>
+auto remember(Fn&& fn) {
+  using Result = std::decay_t<std::invoke_result_t<Fn>>;
+  using Remembered = detail::RememberedValue<Result>;
+  static_assert(std::is_copy_constructible_v<Result>,
+                "tidemark: what is remembered is returned again, so it has to be copyable.");
+  // The forwards on the way out remember it; the first re-run, if there is one, knows it already.
+  std::vector<detail::RegionRun*> forwards;
+  detail::RegionRun* run = detail::RegionRun::innermost();
+  for (; run != nullptr && !run->again(); run = run->outer()) {
+    forwards.push_back(run);
+  }
+  const auto adopt = [](Result& result) {
+    detail::for_each_tensor(result, [](at::Tensor& tensor) { detail::OpObserver::adopt(tensor); });
+  };
+  const detail::OpPause not_the_regions_ops;
+  if (run != nullptr) {
+    const auto value = run->next();
+    TORCH_CHECK(value != nullptr,
+                "tidemark: a checkpointed region called remember() more often when it was re-run "
+                "than in the forward.");
+    for (detail::RegionRun* forward : forwards) {
+      forward->add(value);
+    }
+    Result result = static_cast<const Remembered*>(value.get())->replay();
+    adopt(result);
+    return result;
+  }
+  if (forwards.empty()) {
+    return static_cast<Result>(std::forward<Fn>(fn)());
+  }
+  const detail::RegionRng::Start before;
+  Result result = [&]() -> Result {
+    detail::PlainSaves plain;
+    const detail::SavedTensorHooksScope scope(plain);
+    return std::forward<Fn>(fn)();
+  }();
+  const auto value = std::make_shared<const Remembered>(result, before);
+  for (detail::RegionRun* forward : forwards) {
+    forward->add(value);
+  }
+  adopt(result);
+  return result;
+}
+
+}  // namespace tidemark

@@ -1,0 +1,13 @@
+/// All of tidemark but the googletest helpers, which need googletest: see tidemark/gtest/.
+#pragma once
+
+#include <tidemark/checkpoint.h>
+#include <tidemark/checkpoint_options.h>
+#include <tidemark/checkpointed.h>
+#include <tidemark/checkpointed_sequential.h>
+#include <tidemark/memory/bytes.h>
+#include <tidemark/memory/held_bytes_scope.h>
+#include <tidemark/memory/measure.h>
+#include <tidemark/memory/memory_scope.h>
+#include <tidemark/remember.h>
+#include <tidemark/version.h>

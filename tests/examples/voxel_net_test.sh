@@ -1,0 +1,99 @@
+#!/bin/sh
+# What the demo does with wrong command lines and files, and that a resumed training is the same.
+#   voxel_net_test.sh arguments|files|resume|terminal PROGRAM DATA_DIR
+set -u
+what=$1
+program=$2
+data=$3
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+small="--quick --steps 1 --blocks 1 --channels 2 --patch 8 --out $scratch/out"
+
+# expect STATUS PATTERN ARGUMENT...: the exit status, and a line of what is printed
+expect() {
+  status=$1
+  pattern=$2
+  shift 2
+  # shellcheck disable=SC2086
+  "$program" $small "$@" >"$scratch/log" 2>&1
+  got=$?
+  if [ "$got" != "$status" ] || ! grep -q -e "$pattern" "$scratch/log"; then
+    echo "voxel_net $*"
+    echo "  exit status $got, expected $status; expected in the output: $pattern"
+    sed 's/^/  | /' "$scratch/log"
+    failures=$((failures + 1))
+  fi
+}
+
+scan=$data/itk-t1/scan.pt
+labels=$data/itk-t1/labels.pt
+
+case $what in
+arguments)
+  expect 0 'default 180' --help
+  for value in 0 -3 12x x 1.5 '' 99999999999999999999; do
+    expect 2 "--steps is '$value'; it must be a whole number from" "--steps=$value"
+  done
+  for option in --batch --patch --channels --blocks --segments --every; do
+    expect 2 "$option is '0'; it must be a whole number from" "$option=0"
+  done
+  for value in 0 -1 nan 0x1 1e 1e999; do
+    expect 2 "it must be a number above 0" "--lr=$value"
+  done
+  expect 2 'it must be cpu or cuda' --device tpu
+  expect 2 "unknown.*'--stepz'" --stepz 3
+  expect 2 "unknown.*'-q'" -q
+  expect 2 "unknown.*'--quick=1'" --quick=1
+  expect 2 '--lr needs a value' --lr
+  expect 2 "unexpected argument 'more'" more
+  expect 2 '--out is empty' --out=
+  expect 2 'give either --segments or --every' --segments 1 --every 1
+  expect 2 'more than the 1 blocks' --segments 2
+  expect 2 'go together' --volume "$scan"
+  expect 2 'at most 26 x 87 x 86' --patch 27
+  ;;
+files)
+  echo junk >"$scratch/junk.pt"
+  echo junk >"$scratch/junk.nii.gz"
+  expect 0 'all checks passed' --volume "$scan" --labels "$labels"
+  expect 1 'missing.pt: no such file' --volume "$scratch/missing.pt" --labels "$labels"
+  expect 1 "junk.pt: isn't one tensor" --volume "$scratch/junk.pt" --labels "$labels"
+  expect 1 'without the nifti C library\|is no NIfTI file' \
+    --volume "$scratch/junk.nii.gz" --labels "$labels"
+  expect 0 'all checks passed' --save "$scratch/state.pt"
+  expect 1 "state.pt: isn't one tensor" --volume "$scratch/state.pt" --labels "$labels"
+  expect 1 'classes are whole numbers from 0 to 31' --volume "$scan" --labels "$scan"
+  expect 1 'no training state' --resume "$scan"
+  expect 1 'missing.pt: no such file' --resume "$scratch/missing.pt"
+  expect 1 "can't write" --save "$scratch/missing/state.pt"
+  expect 1 'junk.pt' --out "$scratch/junk.pt"
+  ;;
+resume)
+  expect 0 'all checks passed' --steps 6 --out "$scratch/whole"
+  expect 0 'all checks passed' --steps 3 --save "$scratch/state.pt"
+  expect 0 'all checks passed' --steps 6 --resume "$scratch/state.pt" --out "$scratch/resumed"
+  for picture in slices.png loss.svg; do
+    cmp "$scratch/whole/$picture" "$scratch/resumed/$picture" || failures=$((failures + 1))
+  done
+  expect 2 'at step 3 already' --steps 3 --resume "$scratch/state.pt"
+  expect 2 'this one has channels 3' --channels 3 --steps 6 --resume "$scratch/state.pt"
+  ;;
+terminal)
+  command -v script >/dev/null || { echo 'skipped: no script(1) to make a terminal'; exit 77; }
+  TERM=xterm script -q -c "'$program' $small" /dev/null >"$scratch/log" </dev/null
+  if ! tr '\r' '\n' <"$scratch/log" | grep -q 'step \[#*\.*\] 1/1'; then
+    echo 'no progress bar on a terminal:'
+    cat -v "$scratch/log"
+    failures=1
+  fi
+  expect 0 '^  step 1/1  loss'
+  ;;
+*)
+  echo "unknown test '$what'"
+  exit 1
+  ;;
+esac
+
+[ "$failures" = 0 ]

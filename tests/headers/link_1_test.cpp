@@ -1,0 +1,12 @@
+// With link_2_test.cpp: two translation units with every header in each link into one program.
+
+#include <gtest/gtest.h>
+#include <tidemark/gtest/matchers.h>
+#include <tidemark/tidemark.h>
+
+int64_t bytes_in_the_other_unit();
+
+TEST(Link, TwoTranslationUnitsWithEveryHeaderMakeOneProgram) {
+  using namespace tidemark::literals;
+  EXPECT_EQ(bytes_in_the_other_unit(), 2_KiB);
+}

@@ -1,0 +1,196 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <tidemark/checkpoint.h>
+#include <tidemark/remember.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/plain_and_checkpointed.h"
+#include "support/thrown_text.h"
+
+namespace {
+
+using testing::HasSubstr;
+using tidemark::checkpoint;
+using tidemark::recomputing;
+using tidemark::remember;
+using tidemark::tests::expect_equal_to_plain;
+using tidemark::tests::Record;
+using tidemark::tests::thrown_text;
+using torch::Tensor;
+
+Tensor points() { return torch::rand({32, 3}).requires_grad_(); }
+
+Tensor k_nearest(const Tensor& p, int64_t k) {
+  return std::get<1>(torch::cdist(p, p).topk(k, 1, /*largest=*/false));
+}
+
+// Farthest point sampling from a random start, as PointNet++ has it.
+Tensor farthest_points(const Tensor& p, int64_t count) {
+  Tensor distance = torch::full({p.size(0)}, 1e10);
+  int64_t farthest = torch::randint(p.size(0), {1}).item<int64_t>();
+  std::vector<int64_t> chosen;
+  for (int64_t i = 0; i < count; ++i) {
+    chosen.push_back(farthest);
+    distance = torch::minimum(distance, (p - p[farthest]).square().sum(1));
+    farthest = distance.argmax().item<int64_t>();
+  }
+  return torch::tensor(chosen);
+}
+
+TEST(Remember, IsAPlainCallOutsideOfARegion) {
+  int calls = 0;
+  EXPECT_EQ(remember([&] { return ++calls; }), 1);
+  EXPECT_EQ(remember([&] { return ++calls; }), 2);
+  EXPECT_FALSE(recomputing());
+}
+
+TEST(Remember, RunsNeighbourSearchAndSamplingOnce) {
+  const auto searches = std::make_shared<int>(0);
+  expect_equal_to_plain([&](auto& region, Record& record) {
+    const Tensor p = points();
+    torch::nn::Linear layer(3, 8);
+    region(
+        [layer, searches](Tensor t) mutable {
+          const auto [centres, neighbours] = remember([&] {
+            torch::NoGradGuard no_grad;
+            ++*searches;
+            return std::pair(farthest_points(t, 8), k_nearest(t, 4));
+          });
+          const Tensor groups = t.index({neighbours.index_select(0, centres)});
+          return torch::dropout(layer(groups), 0.5, true).relu().amax(1);
+        },
+        p * 1)
+        .sum()
+        .backward();
+    record("points.grad", p.grad());
+    record("layer", *layer);
+  });
+  EXPECT_EQ(*searches, 3);  // plain, and two checkpointed runs
+}
+
+// A scatter that adds in whatever order threads come, as it would on a device.
+TEST(Remember, ReplaysANonDeterministicOp) {
+  const auto runs = std::make_shared<int>(0);
+  const Tensor x = torch::rand({4}).requires_grad_();
+  const Tensor y = checkpoint(
+      [runs](Tensor t) {
+        const Tensor noisy = remember([&] { return t + static_cast<float>(++*runs); });
+        return noisy.exp();
+      },
+      x * 1);
+  y.sum().backward();
+  EXPECT_EQ(*runs, 1);
+  EXPECT_TRUE(torch::equal(x.grad(), y.detach()));
+}
+
+TEST(Remember, GradientsFlowThroughIt) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const Tensor x = torch::rand({4}).requires_grad_();
+    const Tensor w = torch::rand({4}).requires_grad_();
+    region(
+        [w](Tensor t) {
+          const Tensor product = remember([&] { return (t * w).sin(); });
+          return (product * t).exp();
+        },
+        x * 1)
+        .sum()
+        .backward();
+    record("x.grad", x.grad());
+    record("w.grad", w.grad());
+  });
+}
+
+TEST(Remember, KeepsRandomNumbersBehindItInStep) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const Tensor x = torch::rand({64}).requires_grad_();
+    region(
+        [](Tensor t) {
+          t = torch::dropout(t, 0.5, true);
+          const Tensor order = remember([&] { return torch::randperm(64); });
+          return torch::dropout(t.index_select(0, order).sin(), 0.5, true);
+        },
+        x * 1)
+        .exp()
+        .sum()
+        .backward();
+    record("x.grad", x.grad());
+  });
+}
+
+TEST(Remember, DrawsOnceAlsoWhereTheRegionDrawsNothingElse) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const Tensor x = torch::rand({64}).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      region(
+          [](Tensor t) {
+            return t.index_select(0, remember([&] { return torch::randperm(64); })).sin();
+          },
+          x * 1)
+          .exp()
+          .sum()
+          .backward();
+      record("drawn between", torch::rand({4}));
+    }
+    record("x.grad", x.grad());
+  });
+}
+
+TEST(Remember, NestedRegionsReplayWhatTheOutermostForwardRemembered) {
+  const auto runs = std::make_shared<int>(0);
+  expect_equal_to_plain([&](auto& region, Record& record) {
+    const Tensor x = torch::rand({4}).requires_grad_();
+    const auto inner = [runs](Tensor t) {
+      const int step = remember([&] { return ++*runs; });
+      return (t * static_cast<float>(step % 1 + 2)).sin();
+    };
+    region([inner, region](Tensor t) { return region(inner, region(inner, t)).exp(); }, x * 1)
+        .sum()
+        .backward();
+    record("x.grad", x.grad());
+  });
+  EXPECT_EQ(*runs, 6);  // two calls for each of plain and two checkpointed runs
+}
+
+TEST(Remember, MoreCallsInTheRerunAreRefused) {
+  const auto more = std::make_shared<bool>(false);
+  const Tensor y = checkpoint(
+      [more](Tensor t) {
+        const int once = remember([] { return 2; });
+        const int twice = *more ? remember([] { return 3; }) : 3;
+        return (t * static_cast<float>(once * twice)).sin();
+      },
+      torch::rand({4}).requires_grad_() * 1);
+  *more = true;
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or(""), HasSubstr("remember()"));
+}
+
+TEST(Recomputing, TellsTheRerunFromTheForward) {
+  const auto seen = std::make_shared<std::vector<bool>>();
+  const Tensor x = torch::rand({4}).requires_grad_();
+  const Tensor y = checkpoint(
+      [seen](Tensor t) {
+        seen->push_back(recomputing());
+        return checkpoint(
+            [seen](Tensor s) {
+              seen->push_back(recomputing());
+              return s.sin();
+            },
+            t.exp());
+      },
+      x * 1);
+  EXPECT_EQ(*seen, (std::vector<bool>{false, false}));
+  y.sum().backward();
+  // The inner region's re-run, the outer's, and the inner one's forward inside of that.
+  for (std::size_t i = 2; i < seen->size(); ++i) {
+    EXPECT_TRUE((*seen)[i]);
+  }
+  EXPECT_GT(seen->size(), 2u);
+  EXPECT_FALSE(recomputing());
+}
+
+}  // namespace
