@@ -71,8 +71,7 @@ class OtherEngine final : public Engine {
   Engine& previous_;
 };
 
-struct RunsABackwardInItsBackward
-    : public torch::autograd::Function<RunsABackwardInItsBackward> {
+struct RunsABackwardInItsBackward : public torch::autograd::Function<RunsABackwardInItsBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
                             int64_t depth) {
     context->saved_data["depth"] = depth;
