@@ -5,11 +5,8 @@ set(TIDEMARK_SANITIZE "" CACHE STRING "Sanitizers for tests and examples, as in 
 add_library(tidemark_flags INTERFACE)
 target_compile_options(tidemark_flags INTERFACE -Wall -Wextra)
 if(TIDEMARK_SANITIZE)
-  # g++ sees uninitialised values in its own <regex> once the checks are woven in.
-  target_compile_options(
-    tidemark_flags INTERFACE -fsanitize=${TIDEMARK_SANITIZE} -fno-sanitize-recover=all
-                             -fno-omit-frame-pointer
-                             $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  target_compile_options(tidemark_flags INTERFACE -fsanitize=${TIDEMARK_SANITIZE}
+                                                  -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(tidemark_flags INTERFACE -fsanitize=${TIDEMARK_SANITIZE})
 endif()
 

@@ -169,6 +169,54 @@ TEST(Remember, MoreCallsInTheRerunAreRefused) {
   EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or(""), HasSubstr("remember()"));
 }
 
+TEST(Remember, AnotherTypeInTheRerunIsRefused) {
+  const auto other = std::make_shared<bool>(false);
+  const Tensor y = checkpoint(
+      [other](Tensor t) {
+        const double factor = *other ? remember([] { return std::string("2"); }).size()
+                                     : remember([] { return 2.0; });
+        return (t * factor).sin();
+      },
+      torch::rand({4}).requires_grad_() * 1);
+  *other = true;
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or(""), HasSubstr("other things"));
+}
+
+TEST(Remember, MayCallItselfAndRegions) {
+  const auto runs = std::make_shared<int>(0);
+  expect_equal_to_plain([&](auto& region, Record& record) {
+    const Tensor x = torch::rand({4}).requires_grad_();
+    region(
+        [runs, region](Tensor t) {
+          const Tensor first = remember([&] {
+            const Tensor inner = remember([&] { return t.detach() + 1; });
+            ++*runs;
+            return region([](Tensor s) { return s.sin().exp(); }, t * inner);
+          });
+          const Tensor second = remember([&] { return t.detach() * 3; });
+          return (first * second).sin();
+        },
+        x * 1)
+        .sum()
+        .backward();
+    record("x.grad", x.grad());
+  });
+  EXPECT_EQ(*runs, 3);
+}
+
+// What is remembered may be a view of a parameter, and that is watched like any other.
+TEST(Remember, ViewsOfParametersAreStillWatched) {
+  const Tensor weight = torch::rand({4, 4}).requires_grad_();
+  const Tensor y = checkpoint(
+      [weight](Tensor t) {
+        const Tensor view = remember([&] { return weight.t(); });
+        return t.sin().matmul(view).exp();
+      },
+      torch::rand({4, 4}).requires_grad_() * 1);
+  weight.data().mul_(2);
+  EXPECT_TRUE(thrown_text([&] { y.sum().backward(); }).has_value());
+}
+
 TEST(Recomputing, TellsTheRerunFromTheForward) {
   const auto seen = std::make_shared<std::vector<bool>>();
   const Tensor x = torch::rand({4}).requires_grad_();

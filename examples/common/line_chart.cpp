@@ -121,8 +121,9 @@ std::string polyline(const ChartLine& line, const Axis& x, const Axis& y) {
   for_each_point({line}, [&](double px, double py) {
     points += (points.empty() ? "" : " ") + fixed(x.place(px)) + "," + fixed(y.place(py));
   });
-  return "  <polyline fill='none' stroke-linejoin='round' stroke='" + escaped(line.colour) +
-         "' stroke-width='" + number(line.width) + "' points='" + points + "'/>\n";
+  return "  <polyline fill='none' stroke-linejoin='round' stroke-linecap='round' stroke='" +
+         escaped(line.colour) + "' stroke-width='" + number(line.width) + "' points='" + points +
+         "'/>\n";
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct Measured {
   int64_t peak = 0;  ///< bytes above what is live between steps
   int64_t held = 0;  ///< bytes that the graph holds for backward
   double seconds = 0;
-  double gradient_difference = 0;  ///< largest difference of a gradient from the plain one's
+  double difference = 0;  ///< largest from plain, of all gradients and BatchNorm statistics
 };
 
 /// Bytes that follow from the shapes.
@@ -47,9 +47,9 @@ std::vector<Technique> all_techniques(VoxelNet& net);
 std::vector<Measured> measure_techniques(VoxelNet& net, const std::vector<Technique>& techniques,
                                          const Batch& batch, int64_t rounds);
 
-/// Prints the table, then whether gradients are the plain ones and savings at least what the shapes
-/// promise. Gradients and peaks are checked on the CPU only: elsewhere kernels may add up in any
-/// order and use workspaces of any size. Returns whether all checks hold.
+/// Prints the table, then whether gradients and BatchNorm statistics are the plain ones and savings
+/// at least what the shapes promise. Gradients and peaks are checked on the CPU only: elsewhere
+/// kernels may add up in any order and use workspaces of any size. Returns whether all checks hold.
 bool report_techniques(const std::vector<Technique>& techniques,
                        const std::vector<Measured>& measured, const Sizes& sizes, bool on_cpu);
 

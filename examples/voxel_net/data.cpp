@@ -148,7 +148,7 @@ PatchSampler::PatchSampler(const Dataset& data, int64_t patch, int64_t batch)
   }
   lowest_ = torch::stack(lowest);
   highest_ = torch::stack(highest);
-  weights_ = (highest_ - lowest_ + 1).prod(1).to(torch::kFloat64);
+  corners_ = (highest_ - lowest_ + 1).prod(1).cumsum(0).to(torch::kFloat64);
   object_ = torch::cat(object);
   if (object_.size(0) == 0) {
     throw std::runtime_error("the slices to learn from hold nothing but background (class 0)");
@@ -157,12 +157,14 @@ PatchSampler::PatchSampler(const Dataset& data, int64_t patch, int64_t batch)
 
 torch::Tensor PatchSampler::corner() const {
   if (torch::rand({}).item<double>() < 0.5) {
-    const torch::Tensor voxel = object_[torch::randint(object_.size(0), {}).item<int64_t>()];
+    const torch::Tensor voxel =
+        object_[torch::randint(object_.size(0), {}, torch::kInt64).item<int64_t>()];
     const auto part = voxel[0].item<int64_t>();
     const torch::Tensor corner = voxel.slice(0, 1) - torch::randint(patch_, {3}, torch::kInt64);
     return torch::minimum(torch::maximum(corner, lowest_[part]), highest_[part]);
   }
-  const auto part = torch::multinomial(weights_, 1).item<int64_t>();
+  const double pick = torch::rand({}, torch::kFloat64).item<double>() * corners_[-1].item<double>();
+  const auto part = corners_.le(pick).sum().item<int64_t>();
   const torch::Tensor span = highest_[part] - lowest_[part] + 1;
   return lowest_[part] + (torch::rand({3}, torch::kFloat64) * span).floor().to(torch::kInt64);
 }

@@ -63,7 +63,7 @@ class PatchSampler {
   int64_t batch_;
   torch::Tensor lowest_;   // [parts, 3]: the range of corners in each part of the training slices
   torch::Tensor highest_;  // [parts, 3], inclusive
-  torch::Tensor weights_;  // [parts]: how many corners each has
+  torch::Tensor corners_;  // [parts]: how many there are up to the end of each
   torch::Tensor object_;   // [voxels, 4]: part and position of what isn't background
 };
 

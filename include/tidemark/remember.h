@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -38,9 +39,10 @@ class PlainSaves final : public HookMaker {
 /// A result of remember(), its tensors detached, and where it left the default generators: what a
 /// region draws afterwards has to go on from there.
 template <class T>
-class RememberedValue {
+class RememberedValue final : public Remembered {
  public:
-  RememberedValue(T value, const RegionRng::Start& before) : value_(std::move(value)) {
+  RememberedValue(T value, const RegionRng::Start& before)
+      : Remembered(typeid(T)), value_(std::move(value)) {
     const RegionRng::Start now;
     if (now.cpu != before.cpu) {
       cpu_.emplace(now.cpu);
@@ -100,7 +102,6 @@ class RememberedValue {
 template <class Fn>
 auto remember(Fn&& fn) {
   using Result = std::decay_t<std::invoke_result_t<Fn>>;
-  using Remembered = detail::RememberedValue<Result>;
   static_assert(std::is_copy_constructible_v<Result>,
                 "tidemark: what is remembered is returned again, so it has to be copyable.");
   // The forwards on the way out remember it; the first re-run, if there is one, knows it already.
@@ -109,36 +110,31 @@ auto remember(Fn&& fn) {
   for (; run != nullptr && !run->again(); run = run->outer()) {
     forwards.push_back(run);
   }
-  const auto adopt = [](Result& result) {
-    detail::for_each_tensor(result, [](at::Tensor& tensor) { detail::OpObserver::adopt(tensor); });
-  };
   const detail::OpPause not_the_regions_ops;
   if (run != nullptr) {
     const auto value = run->next();
-    TORCH_CHECK(value != nullptr,
+    TORCH_CHECK(value != nullptr && value->type == typeid(Result),
                 "tidemark: a checkpointed region called remember() more often when it was re-run "
-                "than in the forward.");
+                "than in the forward, or for other things. Its calls are matched by their order.");
     for (detail::RegionRun* forward : forwards) {
       forward->add(value);
     }
-    Result result = static_cast<const Remembered*>(value.get())->replay();
-    adopt(result);
-    return result;
+    return static_cast<const detail::RememberedValue<Result>&>(*value).replay();
   }
   if (forwards.empty()) {
     return static_cast<Result>(std::forward<Fn>(fn)());
   }
   const detail::RegionRng::Start before;
   Result result = [&]() -> Result {
+    const detail::RegionRun::Outside outside;
     detail::PlainSaves plain;
     const detail::SavedTensorHooksScope scope(plain);
     return std::forward<Fn>(fn)();
   }();
-  const auto value = std::make_shared<const Remembered>(result, before);
+  const auto value = std::make_shared<const detail::RememberedValue<Result>>(result, before);
   for (detail::RegionRun* forward : forwards) {
     forward->add(value);
   }
-  adopt(result);
   return result;
 }
 

@@ -3,6 +3,8 @@
 // What a region can run: any callable, and everything that leads to a module's forward(). Nothing
 // here needs the headers of torch::nn, which cost a user more compile time than all of ours.
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <type_traits>
 #include <utility>

@@ -26,7 +26,8 @@ class ForwardTrace {
     Recorder(const CheckpointOptions& options, const std::vector<at::Tensor>& arguments)
         : preserve_rng_(options.preserve_rng()) {
       // Where nobody sees the ops, only the generators tell whether numbers were drawn.
-      if (preserve_rng_ || !options.observe() || !at::isRecordFunctionEnabled()) {
+      if (preserve_rng_ || !options.observe() || !at::isRecordFunctionEnabled() ||
+          OpPause::active()) {
         rng_.emplace();
       }
       if (options.observe()) {

@@ -106,13 +106,6 @@ class OpObserver {
     }
   }
 
-  /// Makes a tensor one of the region's own, for all observers.
-  static void adopt(const at::Tensor& tensor) {
-    for (OpObserver* observer = innermost(); observer != nullptr; observer = observer->outer_) {
-      observer->made(tensor);
-    }
-  }
-
   OpLog log;
 
  private:
@@ -121,7 +114,7 @@ class OpObserver {
         expected_(expected),
         base_depth_(depth()),
         snapshot_budget_(snapshot_limit) {
-    log.complete = at::isRecordFunctionEnabled();
+    log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
     innermost() = this;
     if (outer_ == nullptr) {
       callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)

@@ -4,13 +4,21 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
+#include <typeinfo>
+#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
 
-/// What the calls of remember() in one region returned, in order. Each is a RememberedValue<T>.
-using Memory = std::vector<std::shared_ptr<const void>>;
+/// What a call of remember() returned, whatever it is.
+struct Remembered {
+  explicit Remembered(const std::type_info& type) : type(type) {}
+  virtual ~Remembered() = default;
+  const std::type_info& type;
+};
+
+/// What the calls of remember() in one region returned, in order.
+using Memory = std::vector<std::shared_ptr<const Remembered>>;
 
 /// One run of a region, while it is open on its thread: the forward, which fills its memory, or a
 /// re-run, which reads it.
@@ -30,13 +38,27 @@ class RegionRun {
     return run;
   }
 
+  /// While alive, no region runs on this thread: what remember() calls is not called again.
+  class Outside {
+   public:
+    Outside() : hidden_(std::exchange(innermost(), nullptr)) {}
+    Outside(const Outside&) = delete;
+    Outside& operator=(const Outside&) = delete;
+    ~Outside() { innermost() = hidden_; }
+
+   private:
+    RegionRun* hidden_;
+  };
+
   [[nodiscard]] bool again() const { return read_ != nullptr; }
   [[nodiscard]] RegionRun* outer() const { return outer_; }
 
-  void add(std::shared_ptr<const void> value) { filled_->push_back(std::move(value)); }
+  void add(std::shared_ptr<const Remembered> value) { filled_->push_back(std::move(value)); }
 
   /// The next value; nullptr if the forward remembered no more.
-  std::shared_ptr<const void> next() { return next_ < read_->size() ? (*read_)[next_++] : nullptr; }
+  std::shared_ptr<const Remembered> next() {
+    return next_ < read_->size() ? (*read_)[next_++] : nullptr;
+  }
 
  private:
   RegionRun(Memory* filled, const Memory* read)
