@@ -19,9 +19,8 @@ add_library(tidemark_precompiled OBJECT "${PROJECT_BINARY_DIR}/precompiled.cpp")
 target_link_libraries(tidemark_precompiled PRIVATE tidemark_develop)
 target_precompile_headers(tidemark_precompiled PRIVATE <torch/torch.h>)
 
-# An executable with the shared precompiled header.
-function(tidemark_add_executable name)
-  add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE tidemark_develop)
+# A library or executable of ours that uses tidemark, with the shared precompiled header.
+function(tidemark_develop_target name)
+  target_link_libraries(${name} PUBLIC tidemark_develop)
   target_precompile_headers(${name} REUSE_FROM tidemark_precompiled)
 endfunction()

@@ -12,7 +12,7 @@ struct Options {
   bool help = false;
   bool quick = false;
 
-  int64_t steps = 180;
+  int64_t steps = 150;
   int64_t batch = 4;
   int64_t patch = 24;
   double lr = 0.005;

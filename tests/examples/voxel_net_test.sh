@@ -32,7 +32,7 @@ labels=$data/itk-t1/labels.pt
 
 case $what in
 arguments)
-  expect 0 'default 180' --help
+  expect 0 'default 150' --help
   for value in 0 -3 12x x 1.5 '' 99999999999999999999; do
     expect 2 "--steps is '$value'; it must be a whole number from" "--steps=$value"
   done
