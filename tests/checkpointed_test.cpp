@@ -184,7 +184,7 @@ TEST(Checkpointed, CloneIsDeepAndOfTheSameType) {
   EXPECT_EQ(clone->named_parameters().keys(), decoder->named_parameters().keys());
   EXPECT_EQ(clone->named_buffers().keys(), decoder->named_buffers().keys());
   for (const auto& parameter : clone->named_parameters()) {
-    const Tensor& original = decoder->named_parameters()[parameter.key()];
+    const Tensor original = decoder->named_parameters()[parameter.key()];
     EXPECT_TRUE(torch::equal(parameter.value(), original));
     EXPECT_FALSE(parameter.value().is_alias_of(original));
   }
