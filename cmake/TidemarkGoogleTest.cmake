@@ -9,7 +9,7 @@ if(TARGET GTest::gmock_main)
 endif()
 
 set(version 1.17.0)
-set(archive "${TIDEMARK_CACHE_DIR}/googletest-${version}.tar.gz")
+set(archive "${PROJECT_BINARY_DIR}/googletest-${version}.tar.gz")
 set(url https://github.com/google/googletest/releases/download/v${version}/googletest-${version}.tar.gz)
 set(hash 65fab701d9829d38cb77c14acdc431d2108bfdbf8979e40eb8ae567edf10b27c)
 
