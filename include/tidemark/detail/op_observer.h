@@ -9,15 +9,15 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <tidemark/detail/fingerprint.h>
 #include <tidemark/detail/generator_use.h>
 #include <tidemark/detail/op_info.h>
 #include <tidemark/detail/op_log.h>
 #include <tidemark/detail/op_pause.h>
+#include <tidemark/detail/recorded_op.h>
+#include <tidemark/detail/rerun_check.h>
 #include <tidemark/detail/rng_state.h>
+#include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/tensor_meta.h>
-#include <tidemark/detail/version_check.h>
-#include <tidemark/detail/write_snapshot.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -33,25 +33,26 @@
 
 namespace tidemark::detail {
 
-// RecordFunction::inputs() asserts in a translation unit without NDEBUG, as the released library
-// never sets the flag that it looks at. An explicit instantiation may name a private member.
-template <auto member>
-struct PrivateInputs {
-  friend c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& op) {
-    return op.*member;
-  }
-};
-c10::ArrayRef<const c10::IValue> inputs_of(const at::RecordFunction& op);
-template struct PrivateInputs<&at::RecordFunction::inputs_>;
-
 /// Watches the ops of its thread while a region runs: in the forward to record what it does, in a
 /// re-run to compare. Observers nest; an op counts for all of them.
 class OpObserver {
  public:
   /// Records a forward.
-  explicit OpObserver(int64_t snapshot_limit) : OpObserver(nullptr, snapshot_limit) {}
-  /// Compares a re-run with the forward that `expected` is of.
-  explicit OpObserver(const OpLog& expected) : OpObserver(&expected, 0) {}
+  explicit OpObserver(int64_t snapshot_limit)
+      : outer_(innermost()), base_depth_(depth()), snapshot_budget_(snapshot_limit) {
+    log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
+    innermost() = this;
+    if (outer_ == nullptr) {
+      callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)
+                                                 .needsInputs(true)
+                                                 .needsOutputs(true)
+                                                 .scopes({at::RecordScope::FUNCTION}));
+    }
+  }
+  /// Compares a re-run with `forward`.
+  explicit OpObserver(const OpLog& forward) : OpObserver(int64_t{0}) {
+    rerun_check_.emplace(forward, log);
+  }
 
   OpObserver(const OpObserver&) = delete;
   OpObserver& operator=(const OpObserver&) = delete;
@@ -85,10 +86,7 @@ class OpObserver {
 
   /// To be called when a whole re-run is over.
   void rerun_done() {
-    if (error_.empty() && log.ops.size() < expected_->ops.size()) {
-      error_ = "it ran " + std::to_string(expected_->ops.size()) + " ops in the forward and only " +
-               std::to_string(log.ops.size()) + " when re-run. " + kSameOps;
-    }
+    keep_error([&] { rerun_check_->expect_end(); });
   }
 
   /// Whether one of LibTorch's own ops runs on this thread while an observer is there to see it.
@@ -109,21 +107,6 @@ class OpObserver {
   OpLog log;
 
  private:
-  explicit OpObserver(const OpLog* expected, int64_t snapshot_limit)
-      : outer_(innermost()),
-        expected_(expected),
-        base_depth_(depth()),
-        snapshot_budget_(snapshot_limit) {
-    log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
-    innermost() = this;
-    if (outer_ == nullptr) {
-      callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)
-                                                 .needsInputs(true)
-                                                 .needsOutputs(true)
-                                                 .scopes({at::RecordScope::FUNCTION}));
-    }
-  }
-
   static OpObserver*& innermost() {
     static thread_local OpObserver* observer = nullptr;
     return observer;
@@ -139,19 +122,6 @@ class OpObserver {
     std::optional<uint64_t> generator_before;
   };
 
-  template <class Visit>
-  static void for_each_tensor_in(const c10::IValue& value, Visit&& visit) {
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) {
-        if (element.isTensor()) {
-          visit(element.toTensor());
-        }
-      }
-    }
-  }
-
   static std::unique_ptr<at::ObserverContext> started(const at::RecordFunction& op) {
     const OpInfo* info = OpInfo::of(op);
     if (info == nullptr) {
@@ -164,23 +134,29 @@ class OpObserver {
     const OpPause own_ops;
     const auto inputs = inputs_of(op);
     std::vector<const c10::StorageImpl*> locked;
+    bool again = false;
     for_each_observer([&](OpObserver& observer) {
       if (depth_of_op == observer.base_depth_) {
         observer.outermost_op(op, *info, inputs);
       }
+      again = again || observer.rerun_check_.has_value();
       for_each_written(*info, inputs, [&](const at::Tensor& tensor, bool) {
         if (observer.external_.count(tensor.storage().unsafeGetStorageImpl()) != 0) {
           locked.push_back(tensor.storage().unsafeGetStorageImpl());
         }
       });
     });
-    // Before the snapshots: another region's re-run may have put old values there for a while.
+    // Before the snapshots: another region's re-run may have put old values there for a while. A
+    // re-run itself holds the locks of what it may write, and must not wait for others on top.
+    if (again) {
+      locked.clear();
+    }
     std::unique_ptr<Running> running;
     const bool draws = info->may_draw(inputs);
     if (!locked.empty() || draws) {
       running = std::make_unique<Running>();
       if (!locked.empty()) {
-        running->locks.emplace(locked);
+        running->locks.emplace(std::move(locked));
       }
       if (draws) {
         running->generator_before = CpuRngState::now().fingerprint();
@@ -227,81 +203,33 @@ class OpObserver {
     });
   }
 
-  // What the op drew, if it did: a generator on the CPU has moved then.
-  static std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t generator_before) {
-    std::optional<Draw> draw;
-    for (const c10::IValue& output : op.outputs()) {
-      for_each_tensor_in(output, [&](const at::Tensor& tensor) {
-        if (draw.has_value() || !tensor.defined()) {
-          return;
-        }
-        draw = Draw{op.name(), tensor.device().type(), 0};
-        if (tensor.is_cpu() && tensor.has_storage()) {
-          Hash numbers;
-          numbers.add(generator_before);
-          numbers.add(CpuRngState::now().fingerprint());
-          numbers.add(fingerprint(*tensor.storage().unsafeGetStorageImpl()));
-          draw->numbers = numbers.value();
-        }
-      });
-    }
-    if (draw.has_value() && draw->type == c10::kCPU &&
-        CpuRngState::now().fingerprint() == generator_before) {
-      return std::nullopt;
-    }
-    return draw;
-  }
-
   // Calls `visit` with every observer of the thread; what it throws is kept for the region's end.
   template <class Visit>
   static void for_each_observer(Visit&& visit) {
     for (OpObserver* observer = innermost(); observer != nullptr; observer = observer->outer_) {
-      if (!observer->error_.empty()) {
-        continue;
-      }
-      try {
-        visit(*observer);
-      } catch (const c10::Error& error) {
-        observer->error_ = error.what_without_backtrace();
-      } catch (const std::exception& error) {
-        observer->error_ = error.what();
-      }
+      observer->keep_error([&] { visit(*observer); });
     }
   }
 
-  // Calls `visit(tensor, declared)` with what the op is going to write, as its schema declares or
-  // as we know better.
-  template <class Visit>
-  static void for_each_written(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
-                               Visit&& visit) {
-    const auto each = [&](std::size_t index, bool declared) {
-      if (index < inputs.size()) {
-        for_each_tensor_in(inputs[index], [&](const at::Tensor& tensor) {
-          if (tensor.defined() && tensor.has_storage()) {
-            visit(tensor, declared);
-          }
-        });
-      }
-    };
-    for (const std::size_t index : info.written) {
-      each(index, true);
+  template <class Work>
+  void keep_error(Work&& work) {
+    if (!error_.empty()) {
+      return;
     }
-    if (info.trains(inputs)) {
-      for (const std::size_t index : info.statistics) {
-        each(index, false);
-      }
+    try {
+      work();
+    } catch (const c10::Error& error) {
+      error_ = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      error_ = error.what();
     }
   }
 
   void outermost_op(const at::RecordFunction& op, const OpInfo& info,
                     c10::ArrayRef<const c10::IValue> inputs) {
-    Hash arguments;
-    for (const c10::IValue& input : inputs) {
-      add_to(arguments, input);
-    }
-    const OpMark mark{op.name(), arguments.value()};
-    if (expected_ != nullptr) {
-      compare(mark);
+    const OpMark mark = mark_of(op, inputs);
+    if (rerun_check_.has_value()) {
+      rerun_check_->expect(mark);
     }
     log.ops.push_back(mark);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -310,44 +238,6 @@ class OpObserver {
       for_each_tensor_in(inputs[i], [&](const at::Tensor& tensor) {
         read(tensor, op.name(), overwrites && is_whole(tensor));
       });
-    }
-  }
-
-  void compare(const OpMark& now) const {
-    const std::size_t index = log.ops.size();
-    TORCH_CHECK(index < expected_->ops.size(), "its ", expected_->ops.size(),
-                " ops were followed by ", now.name, " when it was re-run. ", kSameOps);
-    const OpMark& before = expected_->ops[index];
-    TORCH_CHECK(before.name == now.name, "op #", index, " was ", before.name,
-                " in the forward and is ", now.name, " when re-run. ", kSameOps);
-    TORCH_CHECK(before.arguments == now.arguments, "op #", index, ", ", now.name,
-                ", has other sizes or numbers among its arguments when re-run. ", kSameOps);
-  }
-
-  static void add_to(Hash& hash, const c10::IValue& value) {
-    if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
-      if (tensor.defined()) {
-        hash.add(static_cast<uint64_t>(tensor.scalar_type()) + 1);
-        for (const int64_t size : tensor.sizes()) {
-          hash.add(static_cast<uint64_t>(size));
-        }
-      } else {
-        hash.add(0);
-      }
-    } else if (value.isInt()) {
-      hash.add(static_cast<uint64_t>(value.toInt()));
-    } else if (value.isBool()) {
-      hash.add(value.toBool() ? 3 : 5);
-    } else if (value.isDouble()) {
-      const double number = value.toDouble();
-      hash.add_bytes(&number, sizeof(number));
-    } else if (value.isList()) {
-      const auto elements = value.toListRef();
-      hash.add(elements.size());
-      for (const c10::IValue& element : elements) {
-        add_to(hash, element);
-      }
     }
   }
 
@@ -372,44 +262,10 @@ class OpObserver {
     if (argument != arguments_.end()) {
       now.argument = static_cast<std::ptrdiff_t>(argument->second);
     }
-    if (expected_ != nullptr) {
-      compare(now);
+    if (rerun_check_.has_value()) {
+      rerun_check_->expect(now);
     }
     log.reads.push_back(std::move(now));
-  }
-
-  void compare(const ExternalRead& now) const {
-    const std::size_t index = log.reads.size();
-    TORCH_CHECK(index < expected_->reads.size(), now.reader, " reads a tensor from outside (",
-                describe(now.meta), ") when it is re-run that the forward did not read. ",
-                kSameTensors);
-    const ExternalRead& before = expected_->reads[index];
-    if (before.argument >= 0 || now.argument >= 0) {
-      TORCH_CHECK(before.argument == now.argument, now.reader,
-                  " reads another argument when re-run than in the forward. ", kSameTensors);
-    } else if (before.identity != now.identity || before.storage.expired()) {
-      // Another tensor than in the forward; or one that the region makes afresh each time, past the
-      // ops, and whose values then tell.
-      const bool same_values = before.content != 0 && before.content == now.content;
-      const bool values_matter = !before.overwritten || !now.overwritten;
-      TORCH_CHECK(before.meta == now.meta &&
-                      (!values_matter || same_values || (before.temporary && before.content == 0)),
-                  "the tensor that ", before.reader, " reads from outside (", describe(before.meta),
-                  ") was replaced between forward and backward. ", kSameTensors);
-      return;
-    }
-    if (before.written) {
-      return;
-    }
-    const std::string tensor =
-        before.argument >= 0
-            ? "argument tensor #" + std::to_string(before.argument)
-            : "the tensor that " + std::string(before.reader) + " reads from outside";
-    before.check.expect_unchanged([&] { return tensor + ", " + describe(before.meta) + ","; });
-    TORCH_CHECK(before.content == now.content, tensor, " (", describe(before.meta),
-                ") has other values than in the forward, though its version says nothing of a "
-                "write: an optimizer's step, a write through data(), or a custom kernel. ",
-                kSameTensors);
   }
 
   void made(const at::Tensor& tensor) {
@@ -444,10 +300,8 @@ class OpObserver {
       return;  // the region refuses writes to its arguments as a whole
     }
     target.written = true;
-    if (expected_ != nullptr) {
-      TORCH_CHECK(expected_->reads[found->second].written, op.name(),
-                  " writes to a tensor from outside (", describe(tensor),
-                  ") that the forward did not write to. ", kSameOps);
+    if (rerun_check_.has_value()) {
+      rerun_check_->expect_write(found->second, tensor, op.name());
       return;
     }
     snapshot_budget_ -= target.overwritten ? 0 : static_cast<int64_t>(tensor.storage().nbytes());
@@ -459,7 +313,7 @@ class OpObserver {
   }
 
   void about_to_use(const at::Generator& generator) {
-    if (expected_ != nullptr || !generator.defined() || GeneratorUse::is_default(generator)) {
+    if (rerun_check_.has_value() || !generator.defined() || GeneratorUse::is_default(generator)) {
       return;
     }
     for (const GeneratorUse& use : log.generators) {
@@ -471,31 +325,19 @@ class OpObserver {
   }
 
   void drew(const Draw& draw) {
-    if (expected_ != nullptr) {
-      const std::size_t index = log.draws.size();
-      TORCH_CHECK(
-          index < expected_->draws.size() && expected_->draws[index].numbers == draw.numbers,
-          draw.op,
-          " drew other random numbers than in the forward. Another thread drew from "
-          "the same generator meanwhile: give it a torch::Generator of its own, or draw "
-          "outside the region and pass the numbers in.");
+    if (rerun_check_.has_value()) {
+      rerun_check_->expect(draw);
     }
     log.draws.push_back(draw);
   }
 
-  static constexpr const char* kSameOps =
-      "A region must run the same ops each time. Was a module switched between train() and eval(), "
-      "a result memoised, or another branch taken? Wrap what must run once in tidemark::remember.";
-  static constexpr const char* kSameTensors =
-      "A region's re-run must read what the forward read: change it after backward(), or pass it "
-      "as an argument.";
   static inline const c10::ArrayRef<const c10::IValue> kNoInputs{};
 
   OpObserver* outer_;
-  const OpLog* expected_;
   int base_depth_;
   int64_t snapshot_budget_;
   at::CallbackHandle callback_ = 0;
+  std::optional<RerunCheck> rerun_check_;  // in a re-run
   std::string error_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> arguments_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> external_;  // to the index in log.reads

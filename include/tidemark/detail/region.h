@@ -5,12 +5,12 @@
 // and fills them all. (Non-reentrant activation checkpointing, as in torch.utils.checkpoint with
 // use_reentrant=False.)
 
-#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/detail/content_hash.h>
 #include <tidemark/detail/early_stop.h>
 #include <tidemark/detail/forward_trace.h>
+#include <tidemark/detail/recompute.h>
 #include <tidemark/detail/region_run.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <tidemark/detail/tensor_meta.h>
@@ -31,19 +31,6 @@
 #include <vector>
 
 namespace tidemark::detail {
-
-/// What one backward pass has got back from re-running a region.
-struct Recompute {
-  explicit Recompute(std::size_t slots) : values(slots) {}
-
-  enum class State { kRunning, kDone, kFailed };
-  State state = State::kRunning;
-  std::exception_ptr error;
-  ForwardTrace::Replay* replay = nullptr;  // while it runs
-  std::size_t packed = 0;
-  std::vector<KeptTensor> values;
-  std::optional<c10::Event> finished;  // on the stream of the re-run
-};
 
 /// One call of a region. Its slots share it; thread-safe once the forward is over, since the
 /// devices of one backward pass, or two passes over one graph, may ask at the same time.
@@ -190,7 +177,7 @@ class Region : public std::enable_shared_from_this<Region> {
       value = recompute->values[index];
     }
     TORCH_CHECK(value.defined(), "tidemark: ", slot_title(index), " was not recomputed.");
-    hand_over_to_current_stream(*recompute, value.tensor());
+    recompute->hand_over_to_current_stream(value.tensor());
     return value.unpack();
   }
 
@@ -308,8 +295,7 @@ class Region : public std::enable_shared_from_this<Region> {
       }
       keep_what_is_put_back(recompute);
       if (trace_.stream().has_value()) {
-        recompute.finished.emplace(trace_.stream()->device_type());
-        recompute.finished->record(*trace_.stream());
+        recompute.finish_on(*trace_.stream());
       }
     } catch (const std::exception&) {
       throw;
@@ -374,17 +360,6 @@ class Region : public std::enable_shared_from_this<Region> {
         value = KeptTensor(value.tensor().clone());
       }
     }
-  }
-
-  // The re-run was queued on the forward's stream; its reader may be on another.
-  static void hand_over_to_current_stream(const Recompute& recompute, const at::Tensor& value) {
-    if (!recompute.finished.has_value() ||
-        value.device().type() != recompute.finished->device_type()) {
-      return;
-    }
-    const c10::Stream current = at::accelerator::getCurrentStream(value.device().index());
-    recompute.finished->block(current);
-    value.record_stream(current);
   }
 
   void drop_recompute(int pass) {

@@ -1,0 +1,76 @@
+#include <gmock/gmock.h>
+#include <tidemark/detail/storage_locks.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "../support/threads.h"
+
+namespace {
+
+using tidemark::detail::StorageLocks;
+
+const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+TEST(StorageLocks, KeepOtherThreadsOut) {
+  const auto buffer = torch::zeros({1});
+  int64_t counter = 0;  // plain: a data race if two threads were in
+  tidemark::tests::on_threads(8, [&](int) {
+    for (int i = 0; i < 1000; ++i) {
+      const StorageLocks locks({storage_of(buffer)});
+      ++counter;
+    }
+  });
+  EXPECT_EQ(counter, 8000);
+}
+
+TEST(StorageLocks, NeverWaitForThreadsThatHoldOtherStorages) {
+  std::vector<torch::Tensor> buffers;
+  for (int i = 0; i < 1000; ++i) {
+    buffers.push_back(torch::zeros({1}));
+  }
+  const StorageLocks first({storage_of(buffers[0])});
+  std::thread([&] {
+    for (int i = 1; i < 1000; ++i) {
+      const StorageLocks other({storage_of(buffers[i])});
+    }
+  }).join();
+}
+
+TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
+  const auto a = torch::zeros({1});
+  const auto b = torch::zeros({1});
+  int64_t counter = 0;
+  tidemark::tests::on_threads(2, [&](int thread) {
+    for (int i = 0; i < 2000; ++i) {
+      const StorageLocks locks(thread == 0 ? std::vector{storage_of(a), storage_of(b)}
+                                           : std::vector{storage_of(b), storage_of(a)});
+      ++counter;
+    }
+  });
+  EXPECT_EQ(counter, 4000);
+}
+
+TEST(StorageLocks, MayBeTakenAgainByTheThreadThatHoldsThem) {
+  const auto buffer = torch::zeros({1});
+  std::optional<StorageLocks> outer(std::in_place, std::vector{storage_of(buffer)});
+  {
+    const StorageLocks twice_in_one({storage_of(buffer), storage_of(buffer)});
+  }
+  std::atomic<bool> entered = false;
+  std::thread other([&] {
+    const StorageLocks locks({storage_of(buffer)});
+    entered = true;
+  });
+  EXPECT_FALSE(entered);  // the inner ones' end has not let go of it
+  outer.reset();
+  other.join();
+  EXPECT_TRUE(entered);
+}
+
+}  // namespace
