@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/checkpoint.h>
+#include <torch/csrc/autograd/profiler_legacy.h>
 #include <torch/torch.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -214,6 +216,8 @@ TEST(RegionChanges, VerifyRaisesNoFalseAlarm) {
   nn::GRU gru(4, 8);
   nn::MultiheadAttention attention(nn::MultiheadAttentionOptions(4, 2).dropout(0.2));
   nn::Conv3d conv(2, 2, 1);
+  nn::Linear linear(4, 4);
+  nn::BatchNorm3d norm(2);
   const Tensor s = torch::rand({5, 2, 4}).requires_grad_();
   const Tensor volume = torch::rand({1, 2, 3, 3, 3}).requires_grad_();
   const std::vector<std::pair<std::string, std::function<Tensor()>>> regions = {
@@ -264,6 +268,24 @@ TEST(RegionChanges, VerifyRaisesNoFalseAlarm) {
          return checkpoint(
              CheckpointOptions().verify(true),
              [conv](Tensor t) mutable { return conv(t.sin()).relu(); }, volume * 1);
+       }},
+      {"autocast with cache hits",
+       [&] {
+         at::autocast::set_autocast_enabled(at::kCPU, true);
+         at::autocast::increment_nesting();
+         const Tensor y = checkpoint(
+             CheckpointOptions().verify(true),
+             [linear](Tensor t) mutable { return linear(linear(t.sin()).tanh()); }, s * 1);
+         at::autocast::decrement_nesting();
+         at::autocast::clear_cache();
+         at::autocast::set_autocast_enabled(at::kCPU, false);
+         return y.to(torch::kFloat);
+       }},
+      {"batch norm",
+       [&] {
+         return checkpoint(
+             CheckpointOptions().verify(true),
+             [norm](Tensor t) mutable { return norm(t.sin()).relu(); }, volume * 1);
        }},
   };
   for (const auto& [name, region] : regions) {
@@ -324,6 +346,200 @@ TEST(RegionChanges, WorksWithRecordFunctionOffAndBesideOtherObservers) {
   EXPECT_EQ(run(), std::nullopt);
   at::removeCallback(handle);
   EXPECT_GT(seen, 0);
+}
+
+// Variants of an op that texts or absent numbers tell apart; shapes are the same.
+TEST(RegionChanges, AnotherTextOrAnAbsentNumberIsRefused) {
+  using Variant = Tensor (*)(const Tensor&, bool);
+  const std::vector<std::pair<std::string, Variant>> variants = {
+      {"gelu", [](const Tensor& t, bool first) { return torch::gelu(t, first ? "none" : "tanh"); }},
+      {"einsum",
+       [](const Tensor& t, bool first) {
+         return torch::einsum(first ? "ij,jk->ik" : "ij,kj->ik", {t, t});
+       }},
+      {"pad",
+       [](const Tensor& t, bool first) {
+         return torch::pad(t, {1, 1}, first ? "reflect" : "replicate");
+       }},
+      {"slice",
+       [](const Tensor& t, bool first) {
+         return first ? t.slice(0, std::nullopt, 2) : t.slice(0, 2, std::nullopt);
+       }},
+      {"clamp", [](const Tensor& t, bool first) {
+         const std::optional<at::Scalar> bound(0.3), none;
+         return first ? torch::clamp(t, bound, none) : torch::clamp(t, none, bound);
+       }}};
+  for (const auto& [name, variant] : variants) {
+    const auto first = std::make_shared<bool>(true);
+    const Tensor y =
+        checkpoint([first, variant = variant](Tensor t) { return variant(t.sin(), *first).exp(); },
+                   torch::rand({4, 4}).requires_grad_() * 1);
+    *first = false;
+    EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+                HasSubstr("aten::" + name));
+  }
+}
+
+TEST(RegionChanges, OneChangedValueOfALargeTensorIsRefused) {
+  nn::Linear layer(64, 64);
+  for (int64_t column = 0; column < 64; ++column) {
+    const Tensor y = checkpoint([layer](Tensor t) mutable { return layer(t.sin()).tanh(); },
+                                torch::rand({3, 64}).requires_grad_() * 1);
+    layer->weight.data()[7][column].add_(1);
+    EXPECT_TRUE(thrown_text([&] { y.sum().backward(); }).has_value()) << "column " << column;
+  }
+  const Tensor y = checkpoint([layer](Tensor t) mutable { return layer(t.sin()).tanh(); },
+                              torch::rand({3, 64}).requires_grad_() * 1);
+  Tensor other = layer->weight.detach().clone();
+  other[7][10].add_(1);
+  layer->weight.set_data(other);
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"), HasSubstr("replaced"));
+}
+
+// SGD moves the rows that were used, and no version counter.
+TEST(RegionChanges, AnOptimizerStepOnAFewRowsOfALargeTableIsRefused) {
+  nn::Embedding table(1000, 16);
+  torch::optim::SGD optimizer(table->parameters(), 0.1);
+  const Tensor y = checkpoint([table](const Tensor& index) mutable { return table(index).exp(); },
+                              torch::tensor({5}));
+  table->weight.mutable_grad() = torch::zeros({1000, 16});
+  table->weight.mutable_grad()[5].fill_(1);
+  optimizer.step();
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+              HasSubstr("aten::embedding"));
+}
+
+TEST(RegionChanges, AStateThatTheRegionReplacesIsRefused) {
+  const auto state = std::make_shared<Tensor>(torch::zeros({3, 4}));
+  const Tensor y = checkpoint(
+      [state](Tensor t) {
+        const Tensor h = (t + *state).tanh();
+        *state = h.detach();
+        return h.exp();
+      },
+      input());
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+              HasSubstr("replaced between forward and backward"));
+}
+
+TEST(RegionChanges, EvalOfAnLstmInBetweenIsRefused) {
+  nn::LSTM lstm(nn::LSTMOptions(4, 8).num_layers(2).dropout(0.3));
+  for (const bool train_first : {true, false}) {
+    lstm->train(train_first);
+    const Tensor y = checkpoint([lstm](Tensor t) mutable { return std::get<0>(lstm(t)); },
+                                torch::rand({5, 2, 4}).requires_grad_() * 1);
+    lstm->train(!train_first);
+    EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+                HasSubstr("train() and eval()"));
+  }
+}
+
+// Routing that is decided past the ops: another number of rows, as a non-deterministic top-k gives.
+TEST(RegionChanges, AnotherNumberOfRoutedRowsIsRefusedWithBothShapes) {
+  const auto routed = std::make_shared<int>(3);
+  const Tensor y = checkpoint(
+      CheckpointOptions().name("moe"),
+      [routed](Tensor t) {
+        const Tensor score = torch::empty({4});
+        for (int i = 0; i < 4; ++i) {
+          score.data_ptr<float>()[i] = i < *routed ? 1.F : 0.F;
+        }
+        const Tensor rows = score.nonzero().squeeze(1);
+        return t.index_select(0, rows).exp();
+      },
+      torch::rand({4, 2}).requires_grad_() * 1);
+  *routed = 2;
+  EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+              AllOf(HasSubstr("'moe'"), HasSubstr("[3"), HasSubstr("[2"), HasSubstr("aten::")));
+}
+
+TEST(RegionChanges, OpsBehindTheLastSavedTensorAreComparedToo) {
+  for (const bool longer_first : {true, false}) {
+    const auto longer = std::make_shared<bool>(longer_first);
+    const Tensor y = checkpoint(
+        [longer](Tensor t) {
+          t = t.sin();
+          return *longer ? t + 1 : t;  // saves nothing
+        },
+        input());
+    *longer = !longer_first;
+    EXPECT_THAT(thrown_text([&] { y.sum().backward(); }).value_or("accepted"),
+                longer_first ? HasSubstr("it ran 2 ops in the forward and only 1")
+                             : HasSubstr("were followed by aten::add"));
+  }
+}
+
+TEST(RegionChanges, RefusalsNameRegionTensorOpAndRemedy) {
+  nn::Linear layer(4, 4);
+  const auto named = [](const char* remedy) {
+    return AllOf(testing::StartsWith("tidemark: checkpointed region 'enc'"), HasSubstr("aten::t "),
+                 HasSubstr("Float [4, 4] on cpu"), HasSubstr(remedy));
+  };
+  EXPECT_THAT(after(layer,
+                    [&] {
+                      torch::NoGradGuard no_grad;
+                      layer->weight.add_(1);
+                    }),
+              named("write after backward()"));
+  EXPECT_THAT(after(layer, [&] { layer->weight.data().add_(1); }),
+              named("change it after backward()"));
+  EXPECT_THAT(after(layer,
+                    [&] {
+                      layer->weight.set_data(torch::ones({4, 4}));
+                    }),
+              named("change it after backward()"));
+}
+
+template <class Body>
+void expect_dropout_net_equal_to_plain(Body&& around) {
+  tidemark::tests::expect_equal_to_plain([&](auto& region, tidemark::tests::Record& record) {
+    nn::Sequential net(nn::Linear(4, 4), nn::BatchNorm1d(4), nn::Dropout(0.5), nn::Tanh());
+    const Tensor x = torch::rand({3, 4}).requires_grad_();
+    around([&] {
+      region([net](Tensor t) mutable { return net->forward(t.sin()); }, x * 1)
+          .exp()
+          .sum()
+          .backward();
+    });
+    record("x.grad", x.grad());
+    record("net", *net);
+    record("batches", net[1]->as<nn::BatchNorm1d>()->num_batches_tracked);
+  });
+}
+
+TEST(RegionChanges, TheProfilerSeesEveryOpAndChangesNoGradient) {
+  expect_dropout_net_equal_to_plain([](const std::function<void()>& step) {
+    std::ostringstream trace;
+    {
+      const torch::autograd::profiler::RecordProfile profile(trace);
+      step();
+    }
+    EXPECT_THAT(trace.str(), HasSubstr("aten::tanh"));
+  });
+}
+
+TEST(RegionChanges, AGlobalObserverChangesNoGradient) {
+  static std::atomic<int> seen{0};
+  const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&)
+                                                           -> std::unique_ptr<at::ObserverContext> {
+                              ++seen;
+                              return nullptr;
+                            }).needsInputs(true));
+  expect_dropout_net_equal_to_plain([](const std::function<void()>& step) { step(); });
+  at::removeCallback(handle);
+  EXPECT_GT(seen, 0);
+}
+
+TEST(RegionChanges, SwitchedOffRecordFunctionChangesNoGradientWhereNothingIsWritten) {
+  tidemark::tests::expect_equal_to_plain([](auto& region, tidemark::tests::Record& record) {
+    const at::RecordFunctionGuard off(false);
+    const Tensor x = torch::rand({3, 4}).requires_grad_();
+    region([](Tensor t) { return torch::dropout(t.sin(), 0.5, true).exp(); }, x * 1)
+        .sum()
+        .backward();
+    record("x.grad", x.grad());
+  });
 }
 
 }  // namespace

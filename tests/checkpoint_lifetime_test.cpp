@@ -1,8 +1,10 @@
 // Nothing that a region saved outlives the pass that needs it, however the step ends.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <tidemark/checkpoint.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <functional>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "support/counted_tensor.h"
+#include "support/own_process.h"
 
 namespace {
 
@@ -187,6 +190,76 @@ TEST(CheckpointLifetime, ALongChainOfRegionsIsDroppedWithoutRecursion) {
   for (int i = 0; i < 30000; ++i) {
     h = checkpoint([](const Tensor& a) { return a.sin(); }, h);
   }
+}
+
+/// exp(x) kept past save_for_backward, where no region sees it.
+struct KeepsInSavedData : torch::autograd::Function<KeepsInSavedData> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    Tensor y = counted(x.sizes());
+    y.copy_(x.exp());
+    context->saved_data["y"] = y;
+    return y * 1;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    return {grads[0] * context->saved_data["y"].toTensor()};
+  }
+};
+
+TEST(CheckpointLifetime, WhatAFunctionKeepsInSavedDataIsHeldAsWithoutARegion) {
+  const int before = alive();
+  const Tensor x = leaf({3});
+  {
+    const Tensor y =
+        checkpoint([](const Tensor& a) { return KeepsInSavedData::apply(a).sin(); }, x);
+    EXPECT_EQ(alive(), before + 1) << "documented: use save_for_backward";
+    y.sum().backward();
+    EXPECT_TRUE(torch::equal(
+        x.grad(), torch::autograd::grad({KeepsInSavedData::apply(x).sin().sum()}, {x})[0]));
+  }
+  EXPECT_EQ(alive(), before);
+}
+
+TEST(CheckpointLifetime, AProcessThatForksAfterABackwardTrainsInTheChild) {
+  tidemark::tests::expect_in_own_process([] {
+    const auto step = [] {
+      const Tensor x = leaf({3});
+      checkpoint([](const Tensor& a) { return torch::dropout(a.exp(), 0.5, true).sin(); }, x)
+          .sum()
+          .backward();
+      return x.grad().defined();
+    };
+    EXPECT_TRUE(step());
+    const pid_t child = fork();
+    if (child == 0) {
+      _exit(step() ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+  });
+}
+
+// Left there, it is a cycle: the module holds the graph, whose region holds the module.
+TEST(CheckpointLifetime, AKeptIntermediateIsFreedWithoutBackwardOnceTheUserClearsIt) {
+  struct Net : torch::nn::Module {
+    Tensor forward(const Tensor& x) {
+      features = x.exp() * counted({3});
+      return features.sin();
+    }
+    Tensor features;
+  };
+  const int before = alive();
+  std::weak_ptr<Net> watched;
+  {
+    const auto net = std::make_shared<Net>();
+    watched = net;
+    checkpoint([net](const Tensor& a) { return net->forward(a); }, leaf({3}));
+    net->features.reset();
+  }
+  EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(alive(), before);
 }
 
 }  // namespace

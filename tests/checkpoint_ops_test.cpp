@@ -307,4 +307,34 @@ TEST(CheckpointOps, AFunctionOfRegionsArgumentsAloneKeepsItsGradients) {
                            [](const Tensor& a) { return tests::UnpacksTwice::apply(a, a); });
 }
 
+/// x * sum(leaf * leaf), and backward goes on into the leaf that forward made.
+struct ReachesALeafOfItsOwn : torch::autograd::Function<ReachesALeafOfItsOwn> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        std::vector<Tensor>* leaves) {
+    const Tensor leaf = torch::full({3}, 2.0, x.options()).requires_grad_();
+    leaves->push_back(leaf);
+    context->save_for_backward({leaf});
+    return x * leaf.detach().square().sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    return {grads[0] * context->get_saved_variables()[0].square().sum(), Tensor()};
+  }
+};
+
+TEST(CheckpointOps, ADoubleBackwardReachesALeafThatAFunctionMadeAndSaved) {
+  expect_equal_to_plain([](auto& region, auto& record) {
+    std::vector<Tensor> leaves;
+    const Tensor x = torch::rand({4}).requires_grad_();
+    const Tensor y =
+        region([&leaves](const Tensor& a) { return ReachesALeafOfItsOwn::apply(a.sin(), &leaves); },
+               x * 1);
+    const Tensor slope =
+        torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    slope.sum().backward();
+    record("the forward's leaf", leaves.front().grad());
+    record("x", x.grad());
+  });
+}
+
 }  // namespace

@@ -400,4 +400,21 @@ TEST(CheckpointPasses, OverAForwardOfAThreadThatIsGoneEqualPlain) {
   });
 }
 
+TEST(CheckpointPasses, ANestedRegionThatCapturesItsOwnArgumentEqualsPlain) {  // a residual block
+  expect_equal_to_plain([](auto& region, auto& record) {
+    const Tensor x = leaf({3}), weight = leaf({3});
+    region(
+        [region, weight](const Tensor& a) {
+          const Tensor h = a.exp();
+          return region(
+              [weight, skip = h](const Tensor& b) { return (b * weight).sin() + skip.tanh(); }, h);
+        },
+        x)
+        .sum()
+        .backward();
+    record("x", x.grad());
+    record("weight", weight.grad());
+  });
+}
+
 }  // namespace

@@ -5,6 +5,7 @@
 #include <tidemark/checkpoint.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -290,6 +291,54 @@ TEST(CheckpointRng, ThreadsThatShareTheDefaultGeneratorAreNeverSilentlyWrong) {
   EXPECT_EQ(wrong, 0) << equal << " equal, " << refused << " refused";
   RecordProperty("refused", refused);
   EXPECT_EQ(equal + refused + wrong, kThreads * kSteps);
+}
+
+// What is not filled yet of a fresh tensor holds whatever the memory held before.
+TEST(CheckpointRng, NoiseInPartOfAFreshTensorIsRepeated) {
+  const auto garbage = std::make_shared<float>(0.F);
+  expect_equal_to_plain([garbage](auto& region, auto& record) {
+    const Tensor x = leaf({4, 8});
+    region(
+        [garbage](const Tensor& a) {
+          Tensor noise = torch::empty({4, 8});
+          std::fill_n(noise.data_ptr<float>(), noise.numel(), ++*garbage);
+          for (int64_t row = 0; row < noise.size(0); ++row) {
+            noise[row].normal_();
+          }
+          return (a * noise).exp();
+        },
+        x)
+        .sum()
+        .backward();
+    record("x", x.grad());
+  });
+}
+
+TEST(CheckpointRng, MasksAreRepeatedWhateverTheArgumentsAreNestedIn) {
+  struct Batch {
+    Tensor points;
+    std::vector<Tensor> features;
+  };
+  expect_equal_to_plain([](auto& region, auto& record) {
+    const Tensor x = leaf({4, 4}), y = leaf({4, 4});
+    region(
+        [](const Batch& batch, const std::vector<Tensor>& list) {
+          return noisy(batch.points) * noisy(batch.features[0]) * noisy(list[0]);
+        },
+        Batch{x * 1, {y * 1}}, std::vector<Tensor>{x * 2})
+        .sum()
+        .backward();
+    record("x", x.grad());
+    record("y", y.grad());
+  });
+}
+
+TEST(CheckpointRng, WithoutPreserveRngAndWithoutObservationARegionThatDrawsIsRefused) {
+  const Tensor x = leaf({4, 4});
+  EXPECT_THAT(thrown_text([&] {
+                checkpoint(CheckpointOptions().preserve_rng(false).observe(false), noisy, x);
+              }),
+              Optional(HasSubstr("drew random numbers")));
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // What a region writes is written once, however often it is re-run.
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <tidemark/checkpoint.h>
+#include <tidemark/checkpointed.h>
+#include <tidemark/remember.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -15,11 +17,14 @@
 
 namespace {
 
+using testing::AllOf;
+using testing::HasSubstr;
 using tidemark::checkpoint;
 using tidemark::CheckpointOptions;
 using tidemark::tests::expect_equal_to_plain;
 using tidemark::tests::on_threads;
 using tidemark::tests::Record;
+using tidemark::tests::thrown_text;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -188,6 +193,12 @@ TEST(RegionState, ThreadsThatShareABatchNormCountEveryCallOnce) {
     }
   });
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), kThreads * kSteps);
+  nn::BatchNorm3d alone(3);  // the same batch as often, by one thread
+  for (int step = 0; step < kThreads * kSteps; ++step) {
+    alone((torch::ones({2, 3, 2, 2, 2}) * 1).sin() * 2);
+  }
+  EXPECT_TRUE(torch::equal(norm->running_mean, alone->running_mean));
+  EXPECT_TRUE(torch::equal(norm->running_var, alone->running_var));
 }
 
 // The buffer's version counter moves as in plain, so that plain's check of other graphs holds too.
@@ -255,6 +266,127 @@ TEST(RegionState, GeneratorPassedToAnOpIsReplayedAndStandsWherePlainLeavesIt) {
     record("x.grad", x.grad());
     record("drawn after", torch::rand({4}, generator));
   });
+}
+
+// A module may keep what it computed last, with its graph. The re-run assigns it again, and that
+// graph knows nothing of what led to the arguments.
+struct Keeper : torch::nn::Module {
+  Tensor forward(const Tensor& t) {
+    const Tensor computed = t.sin();
+    if (always || !tidemark::recomputing()) {
+      features = computed;
+    }
+    return computed.exp();
+  }
+  bool always = true;
+  Tensor features;
+};
+
+TEST(RegionState, ABackwardFromATensorThatTheRerunLeftInAMemberIsRefused) {
+  const auto net = std::make_shared<Keeper>();
+  const Tensor x = torch::rand({4}).requires_grad_();
+  checkpoint(
+      CheckpointOptions().name("enc"), [net](const Tensor& t) { return net->forward(t); }, x * 1)
+      .sum()
+      .backward();
+  EXPECT_THAT(thrown_text([&] { net->features.sum().backward(); }).value_or("accepted"),
+              AllOf(HasSubstr("'enc'"), HasSubstr("recomputing()")));
+}
+
+TEST(RegionState, AMemberAssignedInTheForwardOnlyKeepsItsGraph) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const auto net = std::make_shared<Keeper>();
+    net->always = false;
+    const Tensor x = torch::rand({4}).requires_grad_();
+    region([net](const Tensor& t) { return net->forward(t); }, x * 1)
+        .sum()
+        .backward({}, /*retain_graph=*/true);
+    net->features.sum().backward();
+    record("x.grad", x.grad());
+    net->features.reset();
+  });
+}
+
+// A loss from a member, as of a mixture of experts, is the forward's: taken before the re-run.
+TEST(RegionState, ALossThatTheForwardLeftInAMemberMayBeAdded) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const auto net = std::make_shared<Keeper>();
+    const Tensor x = torch::rand({4}).requires_grad_();
+    for (int step = 0; step < 2; ++step) {
+      const Tensor y = region([net](const Tensor& t) { return net->forward(t); }, x * 1);
+      (y.sum() + net->features.square().sum()).backward();
+    }
+    record("x.grad", x.grad());
+    net->features.reset();
+  });
+}
+
+// Saved by the product itself, not through a clone.
+TEST(RegionState, ABufferThatTheRegionWritesAndSavesGivesPlainsGradients) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    const Tensor steps = torch::zeros({3});
+    const Tensor x = torch::rand({3}).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      region(
+          [steps](const Tensor& t) {
+            steps.add_(1);
+            return (t * steps).sin() * steps;
+          },
+          x * 1)
+          .sum()
+          .backward();
+      record("steps", steps);
+      record("x.grad", x.grad());
+    }
+  });
+}
+
+TEST(RegionState, EveryStateOfAModuleMayBeGoneThroughTwice) {
+  expect_equal_to_plain([](auto& region, Record& record) {
+    SpectralLinear spectral;
+    Codebook codebook;
+    Counter counter;
+    const Tensor x = torch::randn({5, 4}).requires_grad_();
+    const Tensor loss = region([spectral, codebook, counter](
+                                   Tensor t) mutable { return counter(codebook(spectral(t))); },
+                               x * 1)
+                            .square()
+                            .sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    record("x.grad", x.grad());
+    record("spectral", *spectral);
+    record_buffers(record, *spectral);
+    record_buffers(record, *codebook);
+    record_buffers(record, *counter);
+  });
+}
+
+TEST(RegionState, HoldsForWrappedModulesToo) {
+  const auto run = [](auto counter, auto spectral) {
+    torch::manual_seed(3);
+    {
+      torch::NoGradGuard no_grad;
+      spectral->weight.copy_(torch::randn({4, 4}));
+      spectral->u.copy_(torch::randn({4}));
+    }
+    const Tensor x = torch::randn({5, 4}).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      const Tensor loss = counter->forward(spectral->forward(x * 1)).square().sum();
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+    }
+    Record record;
+    record("x.grad", x.grad());
+    record("spectral", *spectral);
+    record_buffers(record, *spectral);
+    record_buffers(record, *counter);
+    return record;
+  };
+  const Record plain = run(Counter(), SpectralLinear());
+  run(tidemark::Checkpointed<Counter>(), tidemark::Checkpointed<SpectralLinear>())
+      .expect_equal(plain);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 // The settings that a region runs under: its re-run finds those of the forward, whatever holds
 // where backward is called, and leaves those of the caller behind.
 
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/checkpoint.h>
 #include <torch/torch.h>
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "support/plain_and_checkpointed.h"
@@ -294,6 +296,29 @@ TEST(CheckpointWorld, WithoutGradModeTheRegionIsCalledOnceAndWithoutHooks) {
 
 TEST(CheckpointWorld, InInferenceModeTheRegionIsCalledOnceAndWithoutHooks) {
   expect_plain_call<c10::InferenceMode>();
+}
+
+TEST(CheckpointWorld, ARegionWarnsOfNothing) {
+  struct Warnings final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+    std::vector<std::string> texts;
+  };
+  Warnings warnings;
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    const c10::WarningUtils::WarnAlways always(true);
+    for (const bool under_autocast : {false, true}) {
+      Net net;
+      Tensor y;
+      {
+        const Autocast scope(under_autocast);
+        y = checkpoint(
+            [layers = net.layers](const Tensor& a) mutable { return layers->forward(a); }, net.x);
+      }
+      y.to(torch::kFloat).sum().backward();
+    }
+  }
+  EXPECT_THAT(warnings.texts, testing::IsEmpty());
 }
 
 }  // namespace

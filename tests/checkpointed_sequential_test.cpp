@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/checkpointed_sequential.h>
+#include <tidemark/gtest/matchers.h>
 #include <tidemark/memory/held_bytes_scope.h>
+#include <tidemark/memory/measure.h>
 #include <torch/torch.h>
 
 #include <sstream>
@@ -378,6 +380,54 @@ TEST(CheckpointedSequential, TakesSeveralValuesAndPassesOtherTypesBetweenSegment
     EXPECT_TRUE(torch::allclose(a.grad(), 4 * a.detach()));
   }
   EXPECT_THAT(error_of([&] { model->run<int>(a * 1, b * 1); }), HasSubstr("int was asked for"));
+}
+
+struct ReluThenNormImpl : nn::Module {
+  ReluThenNormImpl() { register_module("norm", norm); }
+  torch::Tensor forward(torch::Tensor x) { return norm(x.relu_()); }
+  nn::BatchNorm1d norm{4};
+};
+TORCH_MODULE(ReluThenNorm);
+
+// In the first forward nobody knows yet that the module writes its input.
+TEST(CheckpointedSequential, AFirstModuleThatOverwritesItsInputUpdatesItsBuffersOnce) {
+  ReluThenNorm plain, first;
+  CheckpointedSequential model(CheckpointedSequentialOptions().every(1).checkpoint_last(true),
+                               first, Layer(4));
+  for (int step = 1; step <= 3; ++step) {
+    const torch::Tensor x = torch::randn({8, 4});
+    plain->forward(x.clone());
+    model->forward(x.clone().requires_grad_() * 1).sum().backward();
+    EXPECT_EQ(first->norm->num_batches_tracked.item<int64_t>(), step);
+    EXPECT_TRUE(torch::equal(first->norm->running_mean, plain->norm->running_mean));
+    EXPECT_TRUE(torch::equal(first->norm->running_var, plain->norm->running_var));
+  }
+}
+
+// Per block the plain step holds one tensor of 1 MiB (tanh's result, the next block's input): 16.
+// Cut into four: 3 boundaries, 4 of the segment at work, and 2 gradients.
+TEST(CheckpointedSequential, LowersThePeakOfAStepAndLeavesNothingBehind) {
+  nn::Sequential plain;
+  for (int i = 0; i < 16; ++i) {
+    plain->push_back(Layer(256));
+  }
+  const auto step = [&](auto model, const torch::Tensor& x) {
+    const auto once = [&] { model->forward(x).sum().backward(); };
+    once();  // gradients stay
+    return tidemark::measure(once);
+  };
+  const torch::Tensor x = torch::randn({1024, 256});
+  const tidemark::StepMemory without = step(plain, x);
+  const auto with =
+      step(CheckpointedSequential(plain, CheckpointedSequentialOptions().segments(4)), x);
+  EXPECT_THAT(with, tidemark::gtest::SavesAtLeast(0.4, without));
+  EXPECT_THAT(with, tidemark::gtest::LeavesNothingBehind());
+  // One region over the whole net saves nothing: its re-run holds all that the forward would have.
+  const auto whole =
+      step(CheckpointedSequential(
+               plain, CheckpointedSequentialOptions().segments(1).checkpoint_last(true)),
+           x);
+  EXPECT_GE(whole.peak, without.peak * 9 / 10);
 }
 
 }  // namespace

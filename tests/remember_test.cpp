@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/checkpoint.h>
+#include <tidemark/detail/rng_state.h>
 #include <tidemark/remember.h>
 #include <torch/torch.h>
 
@@ -239,6 +240,64 @@ TEST(Recomputing, TellsTheRerunFromTheForward) {
   }
   EXPECT_GT(seen->size(), 2u);
   EXPECT_FALSE(recomputing());
+}
+
+TEST(Remember, WithoutPreserveRngTheGeneratorStandsWhereItStoodOrTheForwardIsRefused) {
+  const Tensor x = torch::rand({8}).requires_grad_();
+  const auto text = thrown_text([&] {
+    const Tensor y = checkpoint(
+        tidemark::CheckpointOptions().preserve_rng(false),
+        [](Tensor t) {
+          return t.index_select(0, remember([] { return torch::randperm(8); })).exp();
+        },
+        x * 1);
+    torch::rand({4});
+    const auto before = tidemark::detail::CpuRngState::now();
+    y.sum().backward();
+    EXPECT_TRUE(tidemark::detail::CpuRngState::now() == before);
+    EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
+  });
+  if (text.has_value()) {
+    EXPECT_THAT(*text, HasSubstr("preserve_rng"));
+  }
+}
+
+// A batch norm that sums its statistics over all processes: the sum must not be asked for twice.
+TEST(Remember, ACollectiveIsCalledOnceForEachForward) {
+  const auto calls = std::make_shared<int>(0);
+  expect_equal_to_plain([calls](auto& region, Record& record) {
+    *calls = 0;
+    const Tensor x = torch::rand({6, 3}).requires_grad_();
+    const Tensor loss = region(
+                            [calls](Tensor t) {
+                              const Tensor mean = remember([&] {
+                                ++*calls;
+                                return t.mean(0);  // all_reduce
+                              });
+                              return (t - mean).sin();
+                            },
+                            x * 1)
+                            .square()
+                            .sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    EXPECT_EQ(*calls, 1);
+    record("x.grad", x.grad());
+  });
+}
+
+TEST(Remember, FewerCallsInTheRerunAreNeverSilentlyWrong) {
+  const auto first = std::make_shared<bool>(true);
+  const Tensor constant = torch::full({4}, 5.0);
+  const Tensor y = checkpoint(
+      [first, constant](Tensor t) {
+        const Tensor a = *first ? remember([] { return torch::full({4}, 2.0); }) : constant;
+        const Tensor b = remember([] { return torch::full({4}, 3.0); });
+        return (t * a * b).sin();
+      },
+      torch::rand({4}).requires_grad_() * 1);
+  *first = false;
+  EXPECT_TRUE(thrown_text([&] { y.sum().backward(); }).has_value());
 }
 
 }  // namespace

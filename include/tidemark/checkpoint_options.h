@@ -39,6 +39,11 @@ struct CheckpointOptions {
   /// held is kept until backward.
   TORCH_ARG(int64_t, snapshot_limit) = int64_t{64} << 20;
 
+  /// Of a CPU tensor from outside that has up to this many bytes all are looked at before and
+  /// after, of a larger one 64 places: so a write is noticed that moves no version, as a step of
+  /// torch::optim::SGD or one through data(). On devices no values are looked at.
+  TORCH_ARG(int64_t, fingerprint_limit) = int64_t{64} << 20;
+
   /// Compares every recomputed tensor bit by bit (by a hash) with the forward's and names the first
   /// that differs. For finding out whether a region repeats itself; costs a pass over the data.
   TORCH_ARG(bool, verify) = false;

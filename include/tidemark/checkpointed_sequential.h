@@ -67,7 +67,7 @@ inline constexpr bool is_sequential_element =
 ///
 /// Every module has to repeat itself when it is run again, see checkpoint(). Modules that write
 /// their input in place are noticed when they first run, and no segment begins with one from then
-/// on; in that first forward the segments' inputs are copied instead.
+/// on; in that first forward the segments' inputs are copied instead, so its peak is higher.
 ///
 /// Method: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
 class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
@@ -130,13 +130,10 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     // Remembered, since what is known of the modules may have grown when an outer region is re-run.
     std::vector<Piece> pieces = remember([&] { return cut(); });
     std::optional<torch::nn::AnyValue> value;
-    const detail::RegionRng::Start rng;
     try {
       value.emplace(run_piece(pieces.front(), inputs...));
     } catch (const OverwritesItsInput&) {
       // Once more, plain: it has to write to the caller's tensor, not to a copy.
-      rng.cpu.restore();
-      rng.devices.restore();
       if (pieces.front().end > 1) {
         pieces.insert(pieces.begin(), pieces.front());
         pieces[1].begin = 1;
@@ -214,7 +211,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
 
  private:
   // Thrown through the first region when its first module turns out to overwrite its input.
-  struct OverwritesItsInput {};
+  struct OverwritesItsInput : detail::UndoForward {};
 
   // A value between two modules that is no Tensor; a region keeps it whole.
   class AnyInput {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <c10/util/Exception.h>
-#include <tidemark/detail/op_observer.h>
 #include <tidemark/detail/op_pause.h>
 #include <tidemark/detail/region_rng.h>
 #include <tidemark/detail/region_run.h>
@@ -46,7 +45,7 @@ class RememberedValue final : public Remembered {
     const RegionRng::Start now;
     if (now.cpu != before.cpu) {
       cpu_.emplace(now.cpu);
-      OpObserver::remembered_draws();
+      drew = true;
     }
     if (now.devices != before.devices) {
       devices_.emplace(now.devices);
@@ -59,11 +58,12 @@ class RememberedValue final : public Remembered {
     });
   }
 
-  [[nodiscard]] T replay() const {
-    if (cpu_.has_value()) {
+  /// The result once more; `redraws` moves the generators on as computing it did.
+  [[nodiscard]] T replay(bool redraws) const {
+    if (redraws && cpu_.has_value()) {
       cpu_->restore();
     }
-    if (devices_.has_value()) {
+    if (redraws && devices_.has_value()) {
       devices_->restore();
     }
     T value = value_;
@@ -119,7 +119,7 @@ auto remember(Fn&& fn) {
     for (detail::RegionRun* forward : forwards) {
       forward->add(value);
     }
-    return static_cast<const detail::RememberedValue<Result>&>(*value).replay();
+    return static_cast<const detail::RememberedValue<Result>&>(*value).replay(run->redraws());
   }
   if (forwards.empty()) {
     return static_cast<Result>(std::forward<Fn>(fn)());

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <regex>
 #include <set>
 #include <stdexcept>
@@ -282,6 +284,64 @@ TEST(EngineFacade, KnowsEveryVirtualOfTheEngine) {
     ++found;
   }
   EXPECT_GE(found, 8);
+}
+
+// Hooks whose unpack opens a scope of its own, saves, and closes one that was opened before it.
+TEST(EngineFacade, ScopesMayOpenAndCloseWhileATensorIsUnpacked) {
+  struct Unpacks final : torch::autograd::SavedVariableHooks {
+    explicit Unpacks(std::function<void()> work) : work(std::move(work)) {}
+    void call_pack_hook(const at::Tensor& tensor) override { kept = KeptTensor(tensor); }
+    at::Tensor call_unpack_hook() override {
+      work();
+      return kept.unpack();
+    }
+    std::function<void()> work;
+    KeptTensor kept;
+  };
+  struct UnpacksMaker final : HookMaker {
+    std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
+      return std::make_unique<Unpacks>(work);
+    }
+    std::function<void()> work;
+  };
+  CountingMaker early, late;
+  UnpacksMaker maker;
+  auto early_scope = std::make_unique<SavedTensorHooksScope>(early);
+  maker.work = [&] {
+    const SavedTensorHooksScope late_scope(late);
+    early_scope.reset();
+    torch::AutoGradMode with_grad(true);
+    save_one(leaf());
+  };
+  at::Tensor x = leaf(), y;
+  {
+    const SavedTensorHooksScope scope(maker);
+    y = save_one(x);
+  }
+  y.sum().backward();
+  EXPECT_EQ(late.made, 1);
+  EXPECT_EQ(early.made, 0);
+  EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
+  EXPECT_EQ(EngineLink::innermost_maker(), nullptr);
+}
+
+TEST(EngineFacade, InstallsItselfAnewWhenTheBaseEngineIsPutBack) {
+  CountingMaker maker;
+  { SavedTensorHooksScope scope(maker); }
+  torch::autograd::set_default_engine_stub([]() -> Engine& { return Engine::get_base_engine(); });
+  save_one(leaf());
+  EXPECT_EQ(maker.made, 0);
+  at::Tensor x = leaf(), y;
+  {
+    SavedTensorHooksScope scope(maker);
+    y = save_one(x);
+  }
+  EXPECT_EQ(maker.made, 1);
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
+  at::Tensor deep = leaf();
+  RunsABackwardInItsBackward::apply(deep, 100).sum().backward();
+  EXPECT_TRUE(torch::equal(deep.grad(), torch::ones({3})));
 }
 
 }  // namespace

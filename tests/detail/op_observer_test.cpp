@@ -12,15 +12,16 @@ namespace {
 using tidemark::detail::CpuRngState;
 using tidemark::detail::OpObserver;
 
-constexpr int64_t kNoSnapshots = 0;
 using torch::Tensor;
+
+const tidemark::CheckpointOptions kOptions;
 
 TEST(OpObserver, SeesEveryOpThatDrawsFromTheDefaultGenerator) {
   for (const auto& [name, op] : tidemark::tests::random_ops()) {
     SCOPED_TRACE(name);
     const Tensor x = torch::full({4, 4}, 0.4).requires_grad_();
     const CpuRngState before = CpuRngState::now();
-    OpObserver watch(kNoSnapshots);
+    OpObserver watch(kOptions);
     op(x);
     EXPECT_NE(CpuRngState::now(), before) << "draws nothing, so proves nothing";
     EXPECT_TRUE(watch.log.drew_on(c10::kCPU));
@@ -31,34 +32,34 @@ TEST(OpObserver, SeesEveryOpThatDrawsFromTheDefaultGenerator) {
 
 TEST(OpObserver, SeesNothingInOpsThatDrawNothing) {
   const Tensor x = torch::rand({2, 3, 4, 4, 4}).requires_grad_();
-  OpObserver watch(kNoSnapshots);
+  OpObserver watch(kOptions);
   torch::nn::Conv3d(3, 2, 1)->weight.exp();  // made by ops that draw
   EXPECT_FALSE(watch.log.draws.empty());
   torch::nn::Conv3d conv(3, 2, 1);
-  OpObserver inner(kNoSnapshots);
+  OpObserver inner(kOptions);
   conv(x).relu().sum().backward();
   std::get<0>(x.sort()).mul(x).std();
   EXPECT_TRUE(inner.log.draws.empty());
 }
 
 TEST(OpObserver, CountsAnOpForAllWatchesThatAreOpen) {
-  OpObserver outer(kNoSnapshots);
+  OpObserver outer(kOptions);
   {
-    OpObserver inner(kNoSnapshots);
+    OpObserver inner(kOptions);
     EXPECT_TRUE(inner.log.draws.empty());
     torch::rand({3});
     EXPECT_FALSE(inner.log.draws.empty());
   }
   EXPECT_FALSE(outer.log.draws.empty());
-  OpObserver later(kNoSnapshots);
+  OpObserver later(kOptions);
   EXPECT_TRUE(later.log.draws.empty());
 }
 
 TEST(OpObserver, SeesItsOwnThreadOnly) {
-  OpObserver watch(kNoSnapshots);
+  OpObserver watch(kOptions);
   std::thread([] {
     torch::rand({3});
-    OpObserver other(kNoSnapshots);
+    OpObserver other(kOptions);
     torch::rand({3});
     EXPECT_FALSE(other.log.draws.empty());
   }).join();
@@ -78,7 +79,7 @@ TEST(OpObserver, KnowsWhetherItRunsInsideOfAnOp) {
     Tensor kept_;
   };
   bool inside = true;
-  OpObserver watch(kNoSnapshots);
+  OpObserver watch(kOptions);
   torch::autograd::SavedVariable saved(torch::rand({3}).requires_grad_(), false);
   saved.register_hooks(std::make_unique<Probe>(inside));
   EXPECT_FALSE(inside);
@@ -86,9 +87,9 @@ TEST(OpObserver, KnowsWhetherItRunsInsideOfAnOp) {
 }
 
 TEST(OpObserver, SaysWhenRecordFunctionIsSwitchedOff) {
-  EXPECT_TRUE(OpObserver(kNoSnapshots).log.complete);
+  EXPECT_TRUE(OpObserver(kOptions).log.complete);
   at::RecordFunctionGuard off(/*is_enabled=*/false);
-  OpObserver watch(kNoSnapshots);
+  OpObserver watch(kOptions);
   EXPECT_FALSE(watch.log.complete);
   torch::rand({3});
   EXPECT_TRUE(watch.log.draws.empty());
@@ -96,9 +97,9 @@ TEST(OpObserver, SaysWhenRecordFunctionIsSwitchedOff) {
 
 TEST(OpObserver, LeavesNoCallbackBehind) {
   const bool before = at::hasThreadLocalCallbacks();
-  { OpObserver watch(kNoSnapshots); }
+  { OpObserver watch(kOptions); }
   try {
-    OpObserver watch(kNoSnapshots);
+    OpObserver watch(kOptions);
     TORCH_CHECK(false, "left by an exception");
   } catch (const c10::Error&) {
   }

@@ -59,9 +59,7 @@ TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
 TEST(StorageLocks, MayBeTakenAgainByTheThreadThatHoldsThem) {
   const auto buffer = torch::zeros({1});
   std::optional<StorageLocks> outer(std::in_place, std::vector{storage_of(buffer)});
-  {
-    const StorageLocks twice_in_one({storage_of(buffer), storage_of(buffer)});
-  }
+  { const StorageLocks twice_in_one({storage_of(buffer), storage_of(buffer)}); }
   std::atomic<bool> entered = false;
   std::thread other([&] {
     const StorageLocks locks({storage_of(buffer)});

@@ -286,4 +286,13 @@ TEST(TensorTree, AggregatesPassThroughARegion) {
   });
 }
 
+struct HoldsAView {
+  at::IntArrayRef sizes;
+  at::Tensor x;
+};
+static_assert(tidemark::detail::holds_views<HoldsAView>());
+static_assert(tidemark::detail::holds_views<std::array<at::IntArrayRef, 2>>());
+static_assert(tidemark::detail::holds_views<std::map<int, at::IntArrayRef>>());
+static_assert(tidemark::detail::holds_views<std::optional<std::vector<at::IntArrayRef>>>());
+
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <tidemark/checkpoint.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/held_bytes_scope.h>
@@ -399,6 +400,48 @@ TEST(HeldBytes, NothingLeaksOverAThousandSteps) {
   EXPECT_EQ(held.current(), 0);
   EXPECT_EQ(held.peak(), 2 * kBytes);
   EXPECT_EQ(memory.current(), 0);
+}
+
+TEST(HeldBytes, AScopeInsideARegionSeesNothingAndChangesNoGradient) {
+  auto w = parameter();
+  auto x = data();
+  const auto fn = [w](const Tensor& a) {
+    const HeldBytesScope inside;
+    Tensor y = (w * a).exp();
+    EXPECT_EQ(inside.current(), 0) << "the region's slots keep nothing";
+    return y.sin();
+  };
+  const HeldBytesScope around;
+  auto y = tidemark::checkpoint(fn, x).sum();
+  EXPECT_EQ(around.current(), kBytes) << "the argument";
+  y.backward();
+  EXPECT_EQ(around.current(), 0);
+  auto expected = torch::autograd::grad({(w * x).exp().sin().sum()}, {w})[0];
+  EXPECT_TRUE(w.grad().equal(expected));
+}
+
+// Hooks of the user's own inside of a region take what is saved there, in the re-run again.
+TEST(HeldBytes, APolicyInsideARegionTakesItsTensorsInTheForwardAndInTheReRun) {
+  auto w = parameter();
+  auto x = data();
+  int asked = 0;
+  const auto fn = [w, &asked](const Tensor& a) {
+    Tensor inner;
+    {
+      Policy policy(/*takes=*/true);
+      const tidemark::detail::SavedTensorHooksScope scope(policy);
+      inner = (w * a).exp();
+      asked += policy.asked;
+    }
+    return inner.sin();
+  };
+  auto y = tidemark::checkpoint(fn, x).sum();
+  const int in_the_forward = asked;
+  EXPECT_GT(in_the_forward, 0);
+  y.backward();
+  EXPECT_EQ(asked, 2 * in_the_forward);
+  auto expected = torch::autograd::grad({(w * x).exp().sin().sum()}, {w})[0];
+  EXPECT_TRUE(w.grad().equal(expected));
 }
 
 }  // namespace

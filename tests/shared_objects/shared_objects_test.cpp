@@ -2,11 +2,14 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <tidemark/checkpoint.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <torch/torch.h>
 
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -20,13 +23,19 @@ class Plugin {
   void open_scope() { function<void()>("open_scope")(); }
   void close_scope() { function<void()>("close_scope")(); }
   int made() { return function<int()>("made")(); }
+  void run_region(const torch::Tensor& x, const torch::Tensor& count, torch::Tensor& y,
+                  int& remembered, int& reruns) {
+    function<void(const torch::Tensor*, const torch::Tensor*, torch::Tensor*, int*, int*)>(
+        "run_region")(&x, &count, &y, &remembered, &reruns);
+  }
+  void close() { dlclose(std::exchange(handle_, nullptr)); }
 
  private:
   template <class Signature>
   Signature* function(const char* name) {
     return reinterpret_cast<Signature*>(dlsym(handle_, name));
   }
-  void* handle_;  // never closed: the engine keeps pointing into it
+  void* handle_;
 };
 
 void save_one() { torch::ones({3}).requires_grad_().exp(); }
@@ -62,6 +71,54 @@ TEST_P(SharedObjects, InnermostScopeWinsWhicheverObjectOpenedIt) {
   torch::Tensor y = x.exp();
   a.close_scope();
   y.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
+}
+
+// What one object pauses, remembers or runs again is known to all.
+TEST_P(SharedObjects, ARegionOfTheProgramMayRunRegionsOfPlugins) {
+  Plugin a(std::string(TIDEMARK_PLUGIN_DIR) + "/plugin_a_" + GetParam() + ".so");
+  Plugin b(std::string(TIDEMARK_PLUGIN_DIR) + "/plugin_b_" + GetParam() + ".so");
+  const torch::Tensor x = torch::rand({4}).requires_grad_();
+  const torch::Tensor count = torch::zeros({1});
+  int remembered = 0;
+  int reruns = 0;
+  std::vector<torch::Tensor> seen;
+  const torch::Tensor loss = tidemark::checkpoint(
+                                 [&](const torch::Tensor& t) {
+                                   torch::Tensor y;
+                                   torch::Tensor z;
+                                   a.run_region(t.exp(), count, y, remembered, reruns);
+                                   b.run_region(y * y, count, z, remembered, reruns);
+                                   seen.push_back(z.detach().clone());
+                                   return z.tanh();
+                                 },
+                                 x * 1)
+                                 .sum();
+  loss.backward({}, /*retain_graph=*/true);
+  loss.backward();
+  EXPECT_EQ(remembered, 2);
+  EXPECT_EQ(reruns, 4);
+  EXPECT_EQ(count.item<float>(), 2);
+  ASSERT_EQ(seen.size(), 3u);
+  EXPECT_TRUE(torch::equal(seen[1], seen[0]));
+  EXPECT_TRUE(torch::equal(seen[2], seen[0]));
+}
+
+TEST_P(SharedObjects, APluginMayBeClosedAfterItHasOpenedScopesAndRunRegions) {
+  const torch::Tensor x = torch::rand({4}).requires_grad_();
+  {
+    Plugin plugin(std::string(TIDEMARK_PLUGIN_DIR) + "/plugin_a_" + GetParam() + ".so");
+    torch::Tensor y;
+    int ignored = 0;
+    plugin.run_region(x, torch::zeros({1}), y, ignored, ignored);
+    y.sum().backward();
+    plugin.open_scope();
+    save_one();
+    plugin.close_scope();
+    plugin.close();
+  }
+  x.mutable_grad().reset();
+  tidemark::checkpoint([](const torch::Tensor& t) { return t.exp(); }, x).sum().backward();
   EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
 }
 

@@ -39,15 +39,22 @@ class HookMaker {
   HookMaker* outer = nullptr;
 };
 
-/// Where the calling thread keeps its innermost maker. A plain pointer, so that it can be read in
-/// any order of thread exit.
-using InnermostMaker = HookMaker*& (*)();
+class RegionRun;
+
+/// What the shared objects of a process know of one thread together. Plain values, so that they can
+/// be read in any order of thread exit.
+struct ThreadState {
+  HookMaker* innermost_maker = nullptr;
+  RegionRun* innermost_run = nullptr;
+  bool ops_are_paused = false;
+};
+using ThisThread = ThreadState& (*)();
 
 }  // namespace process_v1
 
-inline HookMaker*& this_object_innermost_maker() {
-  static thread_local HookMaker* maker = nullptr;
-  return maker;
+inline ThreadState& this_thread_of_this_object() {
+  static thread_local ThreadState state;
+  return state;
 }
 
 // Set while a thread asks whether the default engine reaches one of our links.
@@ -89,8 +96,8 @@ class EngineFacade : public ForwardsNodeCreationHooks<torch::autograd::Engine> {
   // A shared_ptr up to LibTorch 2.12, an intrusive_ptr from 2.13 on.
   using NodePtr = decltype(torch::autograd::Edge::function);
 
-  EngineFacade(torch::autograd::Engine& previous, InnermostMaker innermost)
-      : ForwardsNodeCreationHooks(previous), innermost_(innermost) {
+  EngineFacade(torch::autograd::Engine& previous, ThisThread this_thread)
+      : ForwardsNodeCreationHooks(previous), this_thread_(this_thread) {
     // The pool is started by whichever engine is asked first, into its own members: a caller that
     // asked the facade would leave the real engine without threads.
     previous.initialize_device_threads_pool();
@@ -99,15 +106,15 @@ class EngineFacade : public ForwardsNodeCreationHooks<torch::autograd::Engine> {
   // Engine's rule for subclasses. Never runs, since links are leaked on purpose.
   ~EngineFacade() override { stop(); }
 
-  /// The list that this link answers from. Virtual: it belongs to the shared object that made it.
-  virtual HookMaker*& innermost_maker() { return innermost_(); }
+  /// The state that this link answers from. Virtual: it belongs to the shared object that made it.
+  virtual ThreadState& this_thread() { return this_thread_(); }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (t_link_reached != nullptr) {
       *t_link_reached = true;
       return nullptr;
     }
-    HookMaker* maker = innermost_();
+    HookMaker* maker = this_thread_().innermost_maker;
     return maker != nullptr ? maker->make_hooks() : previous_.get_default_saved_variable_hooks();
   }
 
@@ -130,12 +137,12 @@ class EngineFacade : public ForwardsNodeCreationHooks<torch::autograd::Engine> {
   }
 
  private:
-  InnermostMaker innermost_;
+  ThisThread this_thread_;
 };
 
 }  // namespace process_v1
 
-/// The link of this shared object, and the list of makers that it answers from.
+/// The link of this shared object, and the state of threads that it answers from.
 class EngineLink {
  public:
   /// Makes sure that a tensor saved from now on reaches our makers: installs the first link, and a
@@ -148,11 +155,17 @@ class EngineLink {
     }
   }
 
-  /// The innermost maker of the calling thread.
-  static HookMaker*& innermost_maker() {
+  /// The state of the calling thread.
+  static ThreadState& this_thread() {
+    if (newest().load(std::memory_order_acquire) == nullptr) {
+      adopt(torch::autograd::Engine::get_default_engine());
+    }
     EngineFacade* twin = shared().load(std::memory_order_acquire);
-    return twin != nullptr ? twin->innermost_maker() : this_object_innermost_maker();
+    return twin != nullptr ? twin->this_thread() : this_thread_of_this_object();
   }
+
+  /// The innermost maker of the calling thread.
+  static HookMaker*& innermost_maker() { return this_thread().innermost_maker; }
 
   /// Keeps `token` alive until the backward pass that runs on this thread is over, whether it ends
   /// well or not. Only to be called inside one.
@@ -169,10 +182,22 @@ class EngineLink {
   }
 
   // The link of another shared object that this one uses instead of a chain of its own: with one
-  // list per thread the innermost maker wins, whichever object made it.
+  // state per thread the innermost maker wins, whichever object made it, and a region's re-run is
+  // known to all of them.
   static std::atomic<EngineFacade*>& shared() {
     static std::atomic<EngineFacade*> link{nullptr};
     return link;
+  }
+
+  // Uses `engine` if it is another shared object's link and this one has none.
+  static bool adopt(torch::autograd::Engine& engine) {
+    auto* twin = dynamic_cast<EngineFacade*>(&engine);
+    torch::autograd::Engine* none = nullptr;
+    if (twin == nullptr || !newest().compare_exchange_strong(none, twin)) {
+      return false;
+    }
+    shared().store(twin, std::memory_order_release);
+    return true;
   }
 
   static torch::autograd::Engine& newest_link() { return *newest().load(); }
@@ -182,8 +207,8 @@ class EngineLink {
       return false;
     }
     auto* link = dynamic_cast<EngineFacade*>(&engine);
-    if (link != nullptr && &link->innermost_maker() == &innermost_maker()) {
-      return true;  // another shared object's link, answering from the same list
+    if (link != nullptr && &link->this_thread() == &this_thread()) {
+      return true;  // another shared object's link, answering from the same state
     }
     bool reached = false;
     t_link_reached = &reached;
@@ -201,18 +226,11 @@ class EngineLink {
     static std::mutex mutex;
     std::lock_guard<std::mutex> lock(mutex);
     auto& engine = torch::autograd::Engine::get_default_engine();
-    if (reaches_us(engine)) {
+    if (reaches_us(engine) || adopt(engine)) {
       return;
     }
-    if (newest().load() == nullptr) {
-      if (auto* twin = dynamic_cast<EngineFacade*>(&engine)) {
-        shared().store(twin, std::memory_order_release);
-        newest().store(twin, std::memory_order_release);
-        return;
-      }
-    }
     keep_loaded(&ensure);
-    newest().store(new EngineFacade(engine, &innermost_maker), std::memory_order_release);
+    newest().store(new EngineFacade(engine, &this_thread), std::memory_order_release);
     torch::autograd::set_default_engine_stub(&newest_link);
   }
 };

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,14 +20,29 @@ class Hash {
   }
   void add_bytes(const void* data, std::size_t bytes) {
     const auto* begin = static_cast<const unsigned char*>(data);
-    for (; bytes >= sizeof(uint64_t); begin += sizeof(uint64_t), bytes -= sizeof(uint64_t)) {
-      uint64_t word;
-      std::memcpy(&word, begin, sizeof(word));
-      add(word);
+    // Four chains of multiplications at a time run at the speed of memory, one at a quarter of it.
+    constexpr std::size_t kLanes = 4;
+    constexpr std::size_t kStride = kLanes * sizeof(uint64_t);
+    if (bytes >= kStride) {
+      std::array<Hash, kLanes> lanes;
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane].add(lane);
+      }
+      for (; bytes >= kStride; begin += kStride, bytes -= kStride) {
+        std::array<uint64_t, kLanes> words;
+        std::memcpy(words.data(), begin, kStride);
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+          lanes[lane].add(words[lane]);
+        }
+      }
+      for (const Hash& lane : lanes) {
+        add(lane.value());
+      }
     }
-    if (bytes > 0) {
+    for (; bytes > 0;
+         begin += std::min(bytes, sizeof(uint64_t)), bytes -= std::min(bytes, sizeof(uint64_t))) {
       uint64_t word = 0;
-      std::memcpy(&word, begin, bytes);
+      std::memcpy(&word, begin, std::min(bytes, sizeof(word)));
       add(word);
     }
   }
@@ -34,19 +52,14 @@ class Hash {
   uint64_t value_ = 0x2545F4914F6CDD1Dull;
 };
 
-/// A fingerprint of what CPU memory holds: of all bytes up to 4 KiB, of 64 words spread over it
-/// beyond that. 0 for memory that can't be looked at from here.
-inline uint64_t fingerprint(const c10::StorageImpl& storage) {
-  if (storage.device_type() != c10::kCPU || storage.nbytes() == 0 || storage.data() == nullptr) {
-    return 0;
-  }
-  constexpr std::size_t kWhole = 4096;
+/// A fingerprint of memory: of all of it up to `whole` bytes, of 64 words spread over it beyond
+/// that.
+inline uint64_t fingerprint(const void* memory, std::size_t bytes, std::size_t whole) {
   constexpr std::size_t kSamples = 64;
-  const auto* data = static_cast<const unsigned char*>(storage.data());
-  const std::size_t bytes = storage.nbytes();
+  const auto* data = static_cast<const unsigned char*>(memory);
   Hash hash;
   hash.add(bytes);
-  if (bytes <= kWhole) {
+  if (bytes <= std::max(whole, kSamples * sizeof(uint64_t))) {
     hash.add_bytes(data, bytes);
   } else {
     const std::size_t last = bytes - sizeof(uint64_t);
@@ -56,6 +69,22 @@ inline uint64_t fingerprint(const c10::StorageImpl& storage) {
     hash.add_bytes(data + last, sizeof(uint64_t));
   }
   return hash.value() | 1;
+}
+
+/// The same of all that a storage holds; 0 for memory that can't be looked at from here.
+inline uint64_t fingerprint(const c10::StorageImpl& storage, std::size_t whole) {
+  if (storage.nbytes() == 0) {
+    return fingerprint(nullptr, 0, whole);
+  }
+  const bool visible = storage.device_type() == c10::kCPU && storage.data() != nullptr;
+  return visible ? fingerprint(storage.data(), storage.nbytes(), whole) : 0;
+}
+
+/// The same of a CPU tensor's elements, whatever else its storage holds.
+inline uint64_t fingerprint(const at::Tensor& tensor, std::size_t whole) {
+  const at::Tensor dense =
+      tensor.is_non_overlapping_and_dense() ? tensor : tensor.detach().contiguous();
+  return fingerprint(dense.const_data_ptr(), dense.nbytes(), whole);
 }
 
 }  // namespace tidemark::detail

@@ -31,19 +31,38 @@ class ForwardTrace {
         rng_.emplace();
       }
       if (options.observe()) {
-        observer_.emplace(options.snapshot_limit());
+        observer_.emplace(options);
         observer_->arguments(arguments);
       }
     }
 
+    /// Makes undone what it has written and drawn so far.
+    void undo() {
+      if (observer_.has_value()) {
+        const OpPause own_ops;
+        const at::NoGradGuard no_grad;
+        for (const WriteSnapshot& write : observer_->log.writes) {
+          write.put_back();
+        }
+        for (const GeneratorUse& use : observer_->log.generators) {
+          GeneratorUse::set_state(use.generator, use.start);
+        }
+      }
+      if (rng_.has_value()) {
+        rng_->cpu.restore();
+        rng_->devices.restore();
+      }
+    }
+
     /// What it did. Refuses what no re-run of `region` could repeat.
-    void finish(ForwardTrace& trace, const std::string& region) {
+    void finish(ForwardTrace& trace, const std::string& region, bool remembered_draws) {
       if (observer_.has_value()) {
         TORCH_CHECK(observer_->error().empty(), "tidemark: ", region,
                     " can't be re-run for backward: ", observer_->error());
         observer_->forward_done();
         trace.log_ = std::move(observer_->log);
       }
+      trace.log_.remembered_draws = remembered_draws;
       if (rng_.has_value()) {
         trace.rng_.forward_done(*rng_, trace.log_);
       }
@@ -117,9 +136,6 @@ class ForwardTrace {
     std::optional<GeneratorReplay> generators_;
     std::optional<OpObserver> observer_;
   };
-
-  /// To be called when the forward is over and its temporaries are gone.
-  void forward_is_gone() { log_.forward_is_gone(); }
 
   [[nodiscard]] const OpLog& log() const { return log_; }
   [[nodiscard]] const std::optional<c10::Stream>& stream() const { return world_.stream(); }

@@ -10,13 +10,10 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/StreamGuard.h>
+#include <tidemark/detail/autocast_state.h>
 #include <tidemark/detail/rng_state.h>
 
-#include <array>
-#include <cstddef>
 #include <optional>
-#include <tuple>
-#include <type_traits>
 
 namespace tidemark::detail {
 
@@ -26,10 +23,7 @@ class ForwardWorld {
   /// The calling thread's.
   static ForwardWorld now() {
     ForwardWorld world;
-    for (std::size_t i = 0; i < kTypes.size(); ++i) {
-      world.autocast_[i] = {at::autocast::is_autocast_enabled(kTypes[i]),
-                            at::autocast::get_autocast_dtype(kTypes[i])};
-    }
+    world.autocast_ = AutocastState::now();
     world.default_dtype_ = c10::get_default_dtype_as_scalartype();
     if (const auto type = accelerator_in_use()) {
       const c10::DeviceIndex index = at::accelerator::getDeviceIndex();
@@ -45,31 +39,15 @@ class ForwardWorld {
   class Guard;
 
  private:
-  struct Autocast {
-    bool enabled = false;
-    at::ScalarType dtype = at::kFloat;
-  };
-
-  static constexpr std::size_t kCount =
-      std::tuple_size_v<std::decay_t<decltype(at::autocast::_AUTOCAST_SUPPORTED_DEVICES)>>;
-  static inline const auto& kTypes = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
-
   // Writes only what differs: the default dtype is the whole process's.
   static void set_settings(const ForwardWorld& from, const ForwardWorld& to) {
-    for (std::size_t i = 0; i < kTypes.size(); ++i) {
-      if (from.autocast_[i].enabled != to.autocast_[i].enabled) {
-        at::autocast::set_autocast_enabled(kTypes[i], to.autocast_[i].enabled);
-      }
-      if (from.autocast_[i].dtype != to.autocast_[i].dtype) {
-        at::autocast::set_autocast_dtype(kTypes[i], to.autocast_[i].dtype);
-      }
-    }
+    AutocastState::change(from.autocast_, to.autocast_);
     if (from.default_dtype_ != to.default_dtype_) {
       c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype_));
     }
   }
 
-  std::array<Autocast, kCount> autocast_;
+  AutocastState autocast_;
   at::ScalarType default_dtype_ = at::kFloat;
   std::optional<c10::Stream> stream_;
 };
@@ -78,8 +56,7 @@ class ForwardWorld {
 /// off. Autocast casts afresh: its cache belongs to the forward, or to whoever runs now.
 class ForwardWorld::Guard {
  public:
-  explicit Guard(const ForwardWorld& world)
-      : before_(ForwardWorld::now()), cache_before_(at::autocast::is_autocast_cache_enabled()) {
+  explicit Guard(const ForwardWorld& world) : before_(ForwardWorld::now()) {
     if (c10::InferenceMode::is_enabled()) {
       inference_mode_.emplace(false);
     }
@@ -92,14 +69,10 @@ class ForwardWorld::Guard {
   }
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
-  ~Guard() {
-    at::autocast::set_autocast_cache_enabled(cache_before_);
-    set_settings(ForwardWorld::now(), before_);
-  }
+  ~Guard() { set_settings(ForwardWorld::now(), before_); }
 
  private:
   ForwardWorld before_;
-  bool cache_before_;
   std::optional<c10::InferenceMode> inference_mode_;
   std::optional<c10::AutoGradMode> grad_mode_;
   std::optional<c10::StreamGuard> stream_;

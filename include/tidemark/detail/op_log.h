@@ -12,17 +12,19 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace tidemark::detail {
 
-/// A storage that a region reads and did not make.
+/// A storage that a region reads and did not make. Its fingerprint tells of all of it up to
+/// `fingerprint_limit` bytes.
 struct ExternalRead {
-  ExternalRead(const at::Tensor& tensor, const char* reader)
+  ExternalRead(const at::Tensor& tensor, const char* reader, std::size_t fingerprint_limit)
       : storage(tensor.storage().getWeakStorageImpl()),
         identity(tensor.storage().unsafeGetStorageImpl()),
         check(tensor),
-        content(fingerprint(*identity)),
+        content(fingerprint(*identity, fingerprint_limit)),
         meta(tensor),
         reader(reader) {}
 
@@ -31,17 +33,17 @@ struct ExternalRead {
   VersionCheck check;
   uint64_t content;
   TensorMeta meta;
-  const char* reader;            // the op
-  std::ptrdiff_t argument = -1;  // of the region, where it is one
-  bool written = false;          // by the region itself: its snapshot stands for it
-  bool overwritten = false;      // wholly, before anything read it
-  bool temporary = false;        // gone when the region's forward was over
+  const char* reader;           // the op
+  bool written = false;         // by the region itself: its snapshot stands for it
+  bool overwritten = false;     // wholly, before anything read it
+  int64_t argument_offset = 0;  // of an argument: where it begins in the storage
 };
 
-/// One outermost op: which, and a hash of its sizes and scalars.
+/// One outermost op: which, a hash of its sizes and scalars, and one of which tensors it works on.
 struct OpMark {
   const char* name;
   uint64_t arguments;
+  uint64_t operands;
 };
 
 /// One op that drew random numbers: for which devices, and on the CPU a fingerprint of the default
@@ -56,7 +58,9 @@ struct Draw {
 /// What the forward of a region did.
 struct OpLog {
   std::vector<OpMark> ops;
-  std::vector<ExternalRead> reads;
+  std::vector<ExternalRead> reads;                     // in the order of their first use
+  std::map<std::size_t, ExternalRead> arguments_read;  // those of the region, by their number
+  std::size_t fingerprint_limit = 0;
   std::vector<WriteSnapshot> writes;
   std::vector<GeneratorUse> generators;
   std::vector<Draw> draws;
@@ -69,13 +73,6 @@ struct OpLog {
     OpLog log;
     log.complete = false;
     return log;
-  }
-
-  /// To be called when the forward is over and its temporaries are gone.
-  void forward_is_gone() {
-    for (ExternalRead& read : reads) {
-      read.temporary = read.storage.expired();
-    }
   }
 
   /// Whether an op drew random numbers for a tensor on devices of this type.

@@ -9,6 +9,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <tidemark/checkpoint_options.h>
+#include <tidemark/detail/fingerprint.h>
 #include <tidemark/detail/generator_use.h>
 #include <tidemark/detail/op_info.h>
 #include <tidemark/detail/op_log.h>
@@ -38,19 +40,11 @@ namespace tidemark::detail {
 class OpObserver {
  public:
   /// Records a forward.
-  explicit OpObserver(int64_t snapshot_limit)
-      : outer_(innermost()), base_depth_(depth()), snapshot_budget_(snapshot_limit) {
-    log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
-    innermost() = this;
-    if (outer_ == nullptr) {
-      callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)
-                                                 .needsInputs(true)
-                                                 .needsOutputs(true)
-                                                 .scopes({at::RecordScope::FUNCTION}));
-    }
-  }
+  explicit OpObserver(const CheckpointOptions& options)
+      : OpObserver(options.snapshot_limit(), options.fingerprint_limit()) {}
   /// Compares a re-run with `forward`.
-  explicit OpObserver(const OpLog& forward) : OpObserver(int64_t{0}) {
+  explicit OpObserver(const OpLog& forward)
+      : OpObserver(0, static_cast<int64_t>(forward.fingerprint_limit)) {
     rerun_check_.emplace(forward, log);
   }
 
@@ -63,12 +57,12 @@ class OpObserver {
       at::removeCallback(callback_);
     }
   }
-
   /// Declares the tensor arguments of the region.
   void arguments(const std::vector<at::Tensor>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i].defined() && tensors[i].has_storage()) {
-        arguments_.emplace(tensors[i].storage().unsafeGetStorageImpl(), i);
+        arguments_.emplace(tensors[i].storage().unsafeGetStorageImpl(),
+                           Argument{i, tensors[i].storage_offset()});
       }
     }
   }
@@ -97,16 +91,22 @@ class OpObserver {
            std::strncmp(observer->log.ops.back().name, "aten::", 6) == 0;
   }
 
-  /// Notes that remember() drew random numbers, which no op shows, for all observers.
-  static void remembered_draws() {
-    for (OpObserver* observer = innermost(); observer != nullptr; observer = observer->outer_) {
-      observer->log.remembered_draws = true;
-    }
-  }
-
   OpLog log;
 
  private:
+  OpObserver(int64_t snapshot_limit, int64_t fingerprint_limit)
+      : outer_(innermost()), base_depth_(depth()), snapshot_budget_(snapshot_limit) {
+    log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
+    log.fingerprint_limit = static_cast<std::size_t>(fingerprint_limit);
+    innermost() = this;
+    if (outer_ == nullptr) {
+      callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)
+                                                 .needsInputs(true)
+                                                 .needsOutputs(true)
+                                                 .scopes({at::RecordScope::FUNCTION}));
+    }
+  }
+
   static OpObserver*& innermost() {
     static thread_local OpObserver* observer = nullptr;
     return observer;
@@ -115,6 +115,17 @@ class OpObserver {
     static thread_local int depth = 0;
     return depth;
   }
+
+  struct Argument {
+    std::size_t number;
+    int64_t offset;  // where it begins in its storage
+    bool read = false;
+  };
+  // Weak, so that no storage made later gets the address of one that is gone.
+  struct Made {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::size_t number;
+  };
 
   // What is kept of an op while it runs.
   struct Running : at::ObserverContext {
@@ -227,52 +238,101 @@ class OpObserver {
 
   void outermost_op(const at::RecordFunction& op, const OpInfo& info,
                     c10::ArrayRef<const c10::IValue> inputs) {
-    const OpMark mark = mark_of(op, inputs);
+    OpMark mark = mark_of(op, inputs);
     if (rerun_check_.has_value()) {
       rerun_check_->expect(mark);
     }
-    log.ops.push_back(mark);
+    Hash operands;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const bool overwrites = info.overwrites && std::find(info.written.begin(), info.written.end(),
                                                            i) != info.written.end();
       for_each_tensor_in(inputs[i], [&](const at::Tensor& tensor) {
-        read(tensor, op.name(), overwrites && is_whole(tensor));
+        if (tensor.defined() && tensor.has_storage() &&
+            !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+          add_operand(operands, tensor, op.name(), overwrites && is_whole(tensor));
+        }
       });
     }
+    mark.operands = operands.value();
+    if (rerun_check_.has_value()) {
+      rerun_check_->expect_operands(mark);
+    }
+    log.ops.push_back(mark);
   }
 
   // Whether the tensor is all of its storage.
   static bool is_whole(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.has_storage() && tensor.is_contiguous() &&
-           tensor.nbytes() == tensor.storage().nbytes();
+    return tensor.is_contiguous() && tensor.nbytes() == tensor.storage().nbytes();
   }
 
-  void read(const at::Tensor& tensor, const char* op, bool overwritten) {
-    if (!tensor.defined() || !tensor.has_storage() ||
-        tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      return;
-    }
+  // Adds which tensor it is: an argument, the k-th storage that the region made, or the k-th that
+  // it found outside; and where in it.
+  void add_operand(Hash& operands, const at::Tensor& tensor, const char* op, bool overwritten) {
+    enum : uint64_t { kArgument, kInternal, kExternal };
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    if (internal_.count(storage) != 0 || !external_.emplace(storage, log.reads.size()).second) {
-      return;
+    int64_t offset = tensor.storage_offset();
+    if (const auto made = internal_.find(storage); made != internal_.end()) {
+      operands.add(kInternal);
+      operands.add(made->second.number);
+    } else if (const Argument* argument = argument_that_is(tensor, op)) {
+      operands.add(kArgument);
+      operands.add(argument->number);
+      offset -= argument->offset;  // given back by an outer region it may lie elsewhere
+    } else {
+      operands.add(kExternal);
+      operands.add(read(tensor, op, overwritten));
     }
-    ExternalRead now(tensor, op);
-    now.overwritten = overwritten;
-    const auto argument = arguments_.find(storage);
-    if (argument != arguments_.end()) {
-      now.argument = static_cast<std::ptrdiff_t>(argument->second);
+    operands.add(static_cast<uint64_t>(offset));
+  }
+
+  // The argument that lives in the tensor's storage, if any.
+  const Argument* argument_that_is(const at::Tensor& tensor, const char* op) {
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    auto found = arguments_.find(storage);
+    if (found == arguments_.end()) {
+      if (!rerun_check_.has_value() || external_.count(storage) != 0) {
+        return nullptr;
+      }
+      const auto captured = rerun_check_->argument_of_forward(tensor);
+      if (!captured.has_value()) {
+        return nullptr;
+      }
+      found = arguments_.emplace(storage, Argument{captured->first, captured->second}).first;
     }
-    if (rerun_check_.has_value()) {
-      rerun_check_->expect(now);
+    Argument& argument = found->second;
+    if (!argument.read) {
+      argument.read = true;
+      ExternalRead now(tensor, op, log.fingerprint_limit);
+      if (rerun_check_.has_value()) {
+        rerun_check_->expect_argument(argument.number, now);
+      } else {
+        now.argument_offset = argument.offset;
+        log.arguments_read.emplace(argument.number, std::move(now));
+      }
     }
-    log.reads.push_back(std::move(now));
+    return &argument;
+  }
+
+  // The number of the storage among those read from outside.
+  std::size_t read(const at::Tensor& tensor, const char* op, bool overwritten) {
+    const auto [found, first] =
+        external_.emplace(tensor.storage().unsafeGetStorageImpl(), log.reads.size());
+    if (first) {
+      ExternalRead now(tensor, op, log.fingerprint_limit);
+      now.overwritten = overwritten;
+      if (rerun_check_.has_value()) {
+        rerun_check_->expect(now);
+      }
+      log.reads.push_back(std::move(now));
+    }
+    return found->second;
   }
 
   void made(const at::Tensor& tensor) {
     if (tensor.defined() && tensor.has_storage()) {
       const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-      if (external_.count(storage) == 0 && internal_.count(storage) == 0) {
-        internal_.emplace(storage, tensor.storage().getWeakStorageImpl());
+      if (external_.count(storage) == 0 && arguments_.count(storage) == 0) {
+        internal_.emplace(storage, Made{tensor.storage().getWeakStorageImpl(), internal_.size()});
       }
     }
   }
@@ -281,7 +341,7 @@ class OpObserver {
                       c10::ArrayRef<const c10::IValue> differentiable_inputs) {
     const auto found = external_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == external_.end()) {
-      return;
+      return;  // the region's own; or an argument, writes to which it refuses as a whole
     }
     ExternalRead& target = log.reads[found->second];
     if (c10::GradMode::is_enabled()) {
@@ -296,8 +356,8 @@ class OpObserver {
                   "has happened.) Make it an argument and a result of the region, or write under "
                   "NoGradGuard to a detached value.");
     }
-    if (target.argument >= 0 || target.written) {
-      return;  // the region refuses writes to its arguments as a whole
+    if (target.written) {
+      return;
     }
     target.written = true;
     if (rerun_check_.has_value()) {
@@ -339,10 +399,9 @@ class OpObserver {
   at::CallbackHandle callback_ = 0;
   std::optional<RerunCheck> rerun_check_;  // in a re-run
   std::string error_;
-  std::unordered_map<const c10::StorageImpl*, std::size_t> arguments_;
+  std::unordered_map<const c10::StorageImpl*, Argument> arguments_;
+  std::unordered_map<const c10::StorageImpl*, Made> internal_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> external_;  // to the index in log.reads
-  // Weak, so that no storage made later gets the address of one that is gone.
-  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> internal_;
 };
 
 }  // namespace tidemark::detail

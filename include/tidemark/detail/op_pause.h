@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tidemark/detail/engine_facade.h>
+
 #include <utility>
 
 namespace tidemark::detail {
@@ -8,17 +10,16 @@ namespace tidemark::detail {
 /// once.
 class OpPause {
  public:
-  OpPause() : before_(std::exchange(active(), true)) {}
+  OpPause()
+      : state_(EngineLink::this_thread()), before_(std::exchange(state_.ops_are_paused, true)) {}
   OpPause(const OpPause&) = delete;
   OpPause& operator=(const OpPause&) = delete;
-  ~OpPause() { active() = before_; }
+  ~OpPause() { state_.ops_are_paused = before_; }
 
-  static bool& active() {
-    static thread_local bool active = false;
-    return active;
-  }
+  static bool active() { return EngineLink::this_thread().ops_are_paused; }
 
  private:
+  ThreadState& state_;
   bool before_;
 };
 

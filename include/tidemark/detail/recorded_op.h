@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace tidemark::detail {
 
@@ -65,8 +66,11 @@ void for_each_written(const OpInfo& info, c10::ArrayRef<const c10::IValue> input
   }
 }
 
+/// Everything about an argument but the values of its tensors.
 inline void add_to(Hash& hash, const c10::IValue& value) {
-  if (value.isTensor()) {
+  if (value.isNone()) {
+    hash.add(7);
+  } else if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (tensor.defined()) {
       hash.add(static_cast<uint64_t>(tensor.scalar_type()) + 1);
@@ -83,6 +87,16 @@ inline void add_to(Hash& hash, const c10::IValue& value) {
   } else if (value.isDouble()) {
     const double number = value.toDouble();
     hash.add_bytes(&number, sizeof(number));
+  } else if (value.isComplexDouble()) {
+    const c10::complex<double> number = value.toComplexDouble();
+    hash.add_bytes(&number, sizeof(number));
+  } else if (value.isString()) {
+    const std::string& text = value.toStringRef();
+    hash.add(text.size());
+    hash.add_bytes(text.data(), text.size());
+  } else if (value.isDevice()) {
+    hash.add(static_cast<uint64_t>(value.toDevice().type()));
+    hash.add(static_cast<uint64_t>(value.toDevice().index()));
   } else if (value.isList()) {
     const auto elements = value.toListRef();
     hash.add(elements.size());
@@ -98,11 +112,12 @@ inline OpMark mark_of(const at::RecordFunction& op, c10::ArrayRef<const c10::IVa
   for (const c10::IValue& input : inputs) {
     add_to(arguments, input);
   }
-  return {op.name(), arguments.value()};
+  return {op.name(), arguments.value(), 0};
 }
 
 /// What the op drew, if it did: a generator on the CPU has moved then. In an end callback only.
 inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t generator_before) {
+  constexpr std::size_t kLookedAt = 4096;  // numbers from another place differ everywhere
   std::optional<Draw> draw;
   for (const c10::IValue& output : op.outputs()) {
     for_each_tensor_in(output, [&](const at::Tensor& tensor) {
@@ -114,7 +129,7 @@ inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t genera
         Hash numbers;
         numbers.add(generator_before);
         numbers.add(CpuRngState::now().fingerprint());
-        numbers.add(fingerprint(*tensor.storage().unsafeGetStorageImpl()));
+        numbers.add(fingerprint(tensor, kLookedAt));
         draw->numbers = numbers.value();
       }
     });

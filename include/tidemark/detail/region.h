@@ -10,6 +10,7 @@
 #include <tidemark/detail/content_hash.h>
 #include <tidemark/detail/early_stop.h>
 #include <tidemark/detail/forward_trace.h>
+#include <tidemark/detail/graph_end.h>
 #include <tidemark/detail/recompute.h>
 #include <tidemark/detail/region_run.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
@@ -17,6 +18,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -31,6 +33,9 @@
 #include <vector>
 
 namespace tidemark::detail {
+
+/// Thrown through a region's forward, has it undo what it wrote and drew: it will run again.
+struct UndoForward {};
 
 /// One call of a region. Its slots share it; thread-safe once the forward is over, since the
 /// devices of one backward pass, or two passes over one graph, may ask at the same time.
@@ -65,7 +70,12 @@ class Region : public std::enable_shared_from_this<Region> {
       RegionRun region_run(remembered_);
       SlotMaker maker(shared_from_this());
       SavedTensorHooksScope scope(maker);
-      return forward();
+      try {
+        return forward();
+      } catch (const UndoForward&) {
+        recorder.undo();
+        throw;
+      }
     };
     if constexpr (std::is_void_v<decltype(forward())>) {
       run();
@@ -208,7 +218,9 @@ class Region : public std::enable_shared_from_this<Region> {
                   "), so it can't be re-run for backward: what it started from is gone. Clone the "
                   "argument inside the region before the write, or begin the region behind it.");
     }
-    recorder.finish(trace_, title());
+    recorder.finish(trace_, title(),
+                    std::any_of(remembered_.begin(), remembered_.end(),
+                                [](const auto& value) { return value->drew; }));
     early_stop_.forward_done(slots_.back().kept, trace_.log());
     {
       std::vector<at::Tensor> dropped;
@@ -222,7 +234,6 @@ class Region : public std::enable_shared_from_this<Region> {
         }
       }
     }
-    trace_.forward_is_gone();
   }
 
   std::shared_ptr<Recompute> recompute_for_this_pass() {
@@ -271,7 +282,7 @@ class Region : public std::enable_shared_from_this<Region> {
       std::vector<at::Tensor> inputs = unpack_inputs();
       replay.begin(inputs);
       recompute.replay = &replay;
-      const RegionRun region_run(std::as_const(remembered_));
+      const RegionRun region_run(std::as_const(remembered_), options_.preserve_rng());
       CaptureMaker maker(*this, recompute);
       const SavedTensorHooksScope scope(maker);
       try {
@@ -309,11 +320,11 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<at::Tensor> unpack_inputs() const {
     std::vector<at::Tensor> inputs;
     inputs.reserve(inputs_.size());
+    decltype(torch::autograd::Edge::function) end;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       input_checks_[i].expect_unchanged([&] { return input_title(i); });
       const at::Tensor input = inputs_[i].unpack();
-      inputs.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad())
-                                       : input);
+      inputs.push_back(input.defined() ? GraphEnd::argument(input, end, title()) : input);
     }
     return inputs;
   }

@@ -2,6 +2,8 @@
 
 // Which regions run on this thread, and what they remember.
 
+#include <tidemark/detail/engine_facade.h>
+
 #include <cstddef>
 #include <memory>
 #include <typeinfo>
@@ -10,11 +12,14 @@
 
 namespace tidemark::detail {
 
+inline namespace process_v1 {
+
 /// What a call of remember() returned, whatever it is.
 struct Remembered {
   explicit Remembered(const std::type_info& type) : type(type) {}
   virtual ~Remembered() = default;
   const std::type_info& type;
+  bool drew = false;  // random numbers, on the CPU: no op of the region shows that
 };
 
 /// What the calls of remember() in one region returned, in order.
@@ -26,17 +31,16 @@ class RegionRun {
  public:
   /// A forward.
   explicit RegionRun(Memory& memory) : RegionRun(&memory, nullptr) {}
-  /// A re-run.
-  explicit RegionRun(const Memory& memory) : RegionRun(nullptr, &memory) {}
+  /// A re-run; `redraws` if it draws the forward's random numbers again.
+  RegionRun(const Memory& memory, bool redraws) : RegionRun(nullptr, &memory) {
+    redraws_ = redraws;
+  }
 
   RegionRun(const RegionRun&) = delete;
   RegionRun& operator=(const RegionRun&) = delete;
   ~RegionRun() { innermost() = outer_; }
 
-  static RegionRun*& innermost() {
-    static thread_local RegionRun* run = nullptr;
-    return run;
-  }
+  static RegionRun*& innermost() { return EngineLink::this_thread().innermost_run; }
 
   /// While alive, no region runs on this thread: what remember() calls is not called again.
   class Outside {
@@ -51,6 +55,7 @@ class RegionRun {
   };
 
   [[nodiscard]] bool again() const { return read_ != nullptr; }
+  [[nodiscard]] bool redraws() const { return redraws_; }
   [[nodiscard]] RegionRun* outer() const { return outer_; }
 
   void add(std::shared_ptr<const Remembered> value) { filled_->push_back(std::move(value)); }
@@ -69,7 +74,10 @@ class RegionRun {
   Memory* filled_;
   const Memory* read_;
   std::size_t next_ = 0;
+  bool redraws_ = false;
   RegionRun* outer_;
 };
+
+}  // namespace process_v1
 
 }  // namespace tidemark::detail

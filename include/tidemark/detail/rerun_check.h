@@ -8,7 +8,9 @@
 #include <tidemark/detail/tensor_meta.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace tidemark::detail {
 
@@ -37,6 +39,13 @@ class RerunCheck {
                 ", has other sizes or numbers among its arguments when re-run. ", kSameOps);
   }
 
+  /// That op works on the same tensors.
+  void expect_operands(const OpMark& op) const {
+    TORCH_CHECK(forward_.ops[now_.ops.size()].operands == op.operands, "op #", now_.ops.size(),
+                ", ", op.name, ", works on other tensors when re-run than in the forward. ",
+                kSameOps);
+  }
+
   /// The next storage from outside is read as `read`.
   void expect(const ExternalRead& read) const {
     const std::size_t index = now_.reads.size();
@@ -44,33 +53,39 @@ class RerunCheck {
                 describe(read.meta), ") when it is re-run that the forward did not read. ",
                 kSameTensors);
     const ExternalRead& before = forward_.reads[index];
-    if (before.argument >= 0 || read.argument >= 0) {
-      TORCH_CHECK(before.argument == read.argument, read.reader,
-                  " reads another argument when re-run than in the forward. ", kSameTensors);
-    } else if (before.identity != read.identity || before.storage.expired()) {
+    if (before.identity != read.identity || before.storage.expired()) {
       // Another tensor than in the forward; or one that the region makes afresh each time, past the
       // ops, and whose values then tell.
-      const bool same_values = before.content != 0 && before.content == read.content;
       const bool values_matter = !before.overwritten || !read.overwritten;
-      TORCH_CHECK(before.meta == read.meta &&
-                      (!values_matter || same_values || (before.temporary && before.content == 0)),
+      TORCH_CHECK(before.meta == read.meta && (!values_matter || same_values(before, read)),
                   "the tensor that ", before.reader, " reads from outside (", describe(before.meta),
                   ") was replaced between forward and backward. ", kSameTensors);
-      return;
+    } else if (!before.written) {
+      expect_unchanged(before, read, [&] {
+        return "the tensor that " + std::string(before.reader) + " reads from outside";
+      });
     }
-    if (before.written) {
-      return;
+  }
+
+  /// Argument tensor #`argument` of the region is read as `read`.
+  void expect_argument(std::size_t argument, const ExternalRead& read) const {
+    const auto before = forward_.arguments_read.find(argument);
+    if (before != forward_.arguments_read.end()) {
+      expect_unchanged(before->second, read,
+                       [&] { return "argument tensor #" + std::to_string(argument); });
     }
-    const auto tensor = [&before] {
-      return before.argument >= 0
-                 ? "argument tensor #" + std::to_string(before.argument)
-                 : "the tensor that " + std::string(before.reader) + " reads from outside";
-    };
-    before.check.expect_unchanged([&] { return tensor() + ", " + describe(before.meta) + ","; });
-    TORCH_CHECK(before.content == read.content, tensor(), " (", describe(before.meta),
-                ") has other values than in the forward, though its version says nothing of a "
-                "write: an optimizer's step, a write through data(), or a custom kernel. ",
-                kSameTensors);
+  }
+
+  /// The argument whose storage `tensor` has from the forward, and where it began: a region that
+  /// captures its argument, too, finds another tensor there when the argument was recomputed.
+  [[nodiscard]] std::optional<std::pair<std::size_t, int64_t>> argument_of_forward(
+      const at::Tensor& tensor) const {
+    for (const auto& [argument, read] : forward_.arguments_read) {
+      if (read.identity == tensor.storage().unsafeGetStorageImpl()) {
+        return std::make_pair(argument, read.argument_offset);
+      }
+    }
+    return std::nullopt;
   }
 
   /// `op` writes to the storage that was read as number `read`.
@@ -96,6 +111,19 @@ class RerunCheck {
   }
 
  private:
+  static bool same_values(const ExternalRead& before, const ExternalRead& now) {
+    return before.content != 0 && before.content == now.content;
+  }
+
+  template <class Name>
+  static void expect_unchanged(const ExternalRead& before, const ExternalRead& now, Name&& name) {
+    before.check.expect_unchanged([&] { return name() + ", " + describe(before.meta) + ","; });
+    TORCH_CHECK(before.content == now.content, name(), " (", describe(before.meta),
+                ") has other values than in the forward, though its version says nothing of a "
+                "write: an optimizer's step, a write through data(), or a custom kernel. ",
+                kSameTensors);
+  }
+
   const OpLog& forward_;
   const OpLog& now_;
 };

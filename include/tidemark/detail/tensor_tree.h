@@ -225,16 +225,25 @@ using owned_t = typename Owned<std::decay_t<T>>::type;
 template <class T>
 constexpr bool holds_views();
 template <class T>
-struct AnyIsView : std::false_type {};
+struct IsView : std::bool_constant<!std::is_same_v<owned_t<T>, std::decay_t<T>> ||
+                                   holds_views<std::decay_t<T>>()> {};
+template <class T>
+struct AnyIsView;
 template <template <class...> class List, class... Ts>
-struct AnyIsView<List<Ts...>>
-    : std::bool_constant<(... || (!std::is_same_v<owned_t<Ts>, std::decay_t<Ts>> ||
-                                  holds_views<std::decay_t<Ts>>()))> {};
+struct AnyIsView<List<Ts...>> : std::bool_constant<(... || IsView<Ts>::value)> {};
 template <class T>
 constexpr bool holds_views() {
-  if constexpr (IsInstance<std::tuple, T>::value || IsInstance<std::pair, T>::value ||
-                IsInstance<std::variant, T>::value || IsInstance<std::vector, T>::value) {
+  constexpr Tree tree = tree_of<T>();
+  if constexpr (tree == Tree::kTuple || tree == Tree::kVariant) {
     return AnyIsView<T>::value;
+  } else if constexpr (tree == Tree::kMap) {
+    return IsView<typename T::mapped_type>::value;
+  } else if constexpr (tree == Tree::kOptional) {
+    return holds_views<typename T::value_type>();
+  } else if constexpr (IsRange<T>::value || std::is_array_v<T>) {  // std::array<View, n> is opaque
+    return IsView<std::remove_reference_t<decltype(*std::begin(std::declval<T&>()))>>::value;
+  } else if constexpr (tree == Tree::kAggregate) {
+    return AnyIsView<decltype(members(std::declval<T&>()))>::value;
   } else {
     return false;
   }

@@ -30,6 +30,14 @@ struct WriteSnapshot {
         meta(describe(written)),
         before(overwritten ? at::Tensor() : bytes_of(written.storage()).clone()) {}
 
+  /// Undoes the writes.
+  void put_back() const {
+    auto alive = storage.lock();
+    if (alive && before.defined()) {
+      bytes_of(c10::Storage(std::move(alive))).copy_(before);
+    }
+  }
+
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   c10::VariableVersion counter;
   std::string meta;
