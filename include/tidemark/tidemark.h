@@ -5,6 +5,8 @@
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/checkpointed.h>
 #include <tidemark/checkpointed_sequential.h>
+#include <tidemark/grad_scaler.h>
+#include <tidemark/grad_scaler_options.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/held_bytes_scope.h>
 #include <tidemark/memory/measure.h>

@@ -1,0 +1,68 @@
+#pragma once
+
+// Which gradients hold an inf or NaN.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/core/TensorImpl.h>
+#include <tidemark/detail/step_target.h>
+#include <tidemark/detail/unscale.h>
+#include <torch/ordered_dict.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace tidemark {
+
+/// A parameter whose gradient is not finite everywhere.
+struct NonfiniteGrad {
+  std::string name;  ///< Empty where no names were given, or not this one's.
+  size_t group;      ///< Of the optimizer; 0 for a list of parameters.
+  size_t index;      ///< In the group or list.
+  std::vector<int64_t> shape;
+  int64_t nonfinite;  ///< Number of elements that are inf or NaN.
+
+  friend std::ostream& operator<<(std::ostream& out, const NonfiniteGrad& grad) {
+    out << (grad.name.empty() ? "parameter" : grad.name) << " (group " << grad.group << ", index "
+        << grad.index << ", shape " << at::IntArrayRef(grad.shape) << "): " << grad.nonfinite
+        << " inf or NaN";
+    return out;
+  }
+};
+
+}  // namespace tidemark
+
+namespace tidemark::detail {
+
+using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
+
+/// Waits for the device once per gradient.
+inline std::vector<NonfiniteGrad> nonfinite_grads(const StepTarget& target,
+                                                  const NamedTensors& names) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, std::string> name_of;
+  for (const auto& item : names) {
+    name_of.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  }
+  std::vector<NonfiniteGrad> found;
+  for (const auto& listed : target.parameters) {
+    auto gradient = listed.parameter.grad();
+    if (gradient.is_sparse()) {
+      gradient = gradient.coalesce();
+    }
+    const auto values = gradient.is_sparse() ? gradient._values() : gradient;
+    const auto nonfinite = at::isfinite(values).logical_not().sum().item<int64_t>();
+    if (nonfinite != 0) {
+      found.push_back({name_of[listed.parameter.unsafeGetTensorImpl()], listed.group, listed.index,
+                       listed.parameter.sizes().vec(), nonfinite});
+    }
+  }
+  return found;
+}
+
+}  // namespace tidemark::detail

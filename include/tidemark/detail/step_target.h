@@ -1,0 +1,91 @@
+#pragma once
+
+// What one unscale_() or step() is about.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// A parameter and its place.
+struct ListedParameter {
+  at::Tensor parameter;
+  size_t group;
+  size_t index;
+
+  [[nodiscard]] std::string text() const {
+    return c10::str("parameter ", index, " of group ", group, ", of shape ", parameter.sizes());
+  }
+};
+
+/// The parameters of an optimizer, or a list of them, as they are at this moment.
+struct StepTarget {
+  explicit StepTarget(const torch::optim::Optimizer& optimizer)
+      : key{&optimizer}, name(c10::demangle(typeid(optimizer).name())) {
+    const auto& groups = optimizer.param_groups();
+    for (size_t group = 0; group < groups.size(); ++group) {
+      list(groups[group].params(), group);
+    }
+  }
+
+  explicit StepTarget(at::TensorList parameters) : name("list of parameters") {
+    for (const auto& parameter : parameters) {
+      key.push_back(parameter.unsafeGetTensorImpl());
+    }
+    list(parameters, 0);
+  }
+
+  std::vector<const void*> key;  // tells it from the others of an update
+  std::string name;
+  std::vector<ListedParameter> parameters;  // those that have a gradient
+
+ private:
+  void list(at::TensorList tensors, size_t group) {
+    for (size_t index = 0; index < tensors.size(); ++index) {
+      if (tensors[index].defined() && tensors[index].grad().defined()) {
+        parameters.push_back({tensors[index], group, index});
+      }
+    }
+  }
+};
+
+/// The target of a step, which an optimizer that needs a closure can't be.
+inline StepTarget steppable(const torch::optim::Optimizer& optimizer) {
+  TORCH_CHECK(
+      dynamic_cast<const torch::optim::LBFGS*>(&optimizer) == nullptr,
+      "tidemark: GradScaler can't step torch::optim::LBFGS: it evaluates the model several "
+      "times per step, by a closure, and one scale can't be right for all of them. Nothing was "
+      "changed. Train without a GradScaler, in float32 or bfloat16, or with another "
+      "optimizer.");
+  return StepTarget(optimizer);
+}
+
+/// The gradients of a target, each once however often it is listed. Sparse ones are coalesced, and
+/// the parameters given the result, for a sum of duplicates may be inf where its terms are not.
+inline std::vector<at::Tensor> distinct_gradients(const StepTarget& target) {
+  std::vector<at::Tensor> gradients;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& [parameter, group, index] : target.parameters) {
+    if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
+      parameter.mutable_grad() = parameter.grad().coalesce();
+    }
+    if (seen.insert(parameter.grad().unsafeGetTensorImpl()).second) {
+      gradients.push_back(parameter.grad());
+    }
+  }
+  return gradients;
+}
+
+}  // namespace tidemark::detail

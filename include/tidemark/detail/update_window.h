@@ -1,0 +1,203 @@
+#pragma once
+
+// What a GradScaler knows of optimizers and gradients from one update to the next.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+#include <tidemark/detail/loss_scale.h>
+#include <tidemark/detail/step_target.h>
+#include <tidemark/detail/unscale.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <vector>
+
+namespace tidemark {
+
+/// What GradScaler::step() did.
+enum class StepResult {
+  kStepped,
+  kSkipped,  ///< A gradient was inf or NaN. Gradients stay as they are: zero them as after a step.
+  kNoGrads,  ///< No parameter had a gradient; nothing was done and update() does not count it.
+};
+
+}  // namespace tidemark
+
+namespace tidemark::detail {
+
+using OwnStep = std::function<void(const at::Tensor& grad_scale, const at::Tensor& found_inf)>;
+
+/// Steps, and tells autograd that the parameters change: torch::optim::SGD writes to them by
+/// data(), which it does not see. First, for a step that throws may have written.
+inline void step_parameters(const StepTarget& target, const OwnStep& own_step,
+                            const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  for (const auto& listed : target.parameters) {
+    listed.parameter.unsafeGetTensorImpl()->bump_version();
+  }
+  own_step(grad_scale, found_inf);
+}
+
+/// Unscales each gradient and steps each target at most once until it is cleared.
+class UpdateWindow {
+ public:
+  enum class Takes { kUnscaled, kScaled };  // the gradients that a step works on
+
+  explicit UpdateWindow(bool allow_half) : allow_half_(allow_half) {}
+
+  void unscale(const at::Tensor& gradient, const LossScale& scale) {
+    check_dtype(gradient, "a gradient");
+    TORCH_CHECK(!unscaled_.contains(gradient), "tidemark: GradScaler: the gradient of shape ",
+                gradient.sizes(), " was already unscaled since the last update().");
+    check_and_unscale_all({gradient}, scale.inverse());
+    unscaled_.insert(gradient);
+  }
+
+  void unscale(const StepTarget& target, const LossScale& scale) {
+    const auto stage = record_of(target).stage;
+    TORCH_CHECK(stage != Stage::kStepped,
+                "tidemark: GradScaler: unscale_() was called after step() for this ", target.name,
+                ". Call it before step(), or update() in between.");
+    TORCH_CHECK(stage != Stage::kUnscaled,
+                "tidemark: GradScaler: unscale_() was already called for this ", target.name,
+                " since the last update(). Call it once, after the last backward() of "
+                "the gradients that accumulate.");
+    records_[target.key] = unscaled(target, scale);
+  }
+
+  StepResult step(const StepTarget& target, const OwnStep& own_step, Takes takes,
+                  const LossScale& scale) {
+    auto record = record_of(target);
+    TORCH_CHECK(record.stage != Stage::kStepped,
+                "tidemark: GradScaler: step() was already called for this ", target.name,
+                " since the last update(). Call update() once, after the steps of all "
+                "optimizers.");
+    auto grad_scale = scale.tensor();
+    if (record.stage == Stage::kReady && takes == Takes::kScaled && none_unscaled(target)) {
+      record = checked(target, scale);
+    } else {
+      if (record.stage == Stage::kReady) {
+        record = records_[target.key] = unscaled(target, scale);
+      }
+      grad_scale = at::ones({}, grad_scale.options());
+    }
+    if (record.found_inf.defined()) {
+      const bool finite = record.found_inf.item<float>() == 0;
+      if (finite) {
+        step_parameters(target, own_step, grad_scale, record.found_inf);
+      }
+      record.result = finite ? StepResult::kStepped : StepResult::kSkipped;
+    }
+    record.stage = Stage::kStepped;
+    records_[target.key] = record;
+    return record.result;
+  }
+
+  /// Whether nothing was unscaled for, or stepped.
+  [[nodiscard]] bool empty() const { return records_.empty(); }
+
+  /// Whether a step ended so.
+  [[nodiscard]] bool had(StepResult result) const {
+    return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
+      return entry.second.stage == Stage::kStepped && entry.second.result == result;
+    });
+  }
+
+  /// Not 0 if some gradient of a target was not finite; undefined if no target had a gradient.
+  [[nodiscard]] at::Tensor found_inf() const {
+    at::Tensor sum;
+    for (const auto& [key, record] : records_) {
+      if (record.found_inf.defined()) {
+        sum = sum.defined() ? sum + record.found_inf : record.found_inf;
+      }
+    }
+    return sum;
+  }
+
+  void clear() {
+    records_.clear();
+    unscaled_.clear();
+  }
+
+ private:
+  enum class Stage { kReady, kUnscaled, kStepped };
+
+  struct Record {
+    Stage stage = Stage::kReady;
+    at::Tensor found_inf;  // on the device of the scale; undefined where there was no gradient
+    StepResult result = StepResult::kNoGrads;
+  };
+
+  [[nodiscard]] Record record_of(const StepTarget& target) const {
+    const auto found = records_.find(target.key);
+    return found == records_.end() ? Record() : found->second;
+  }
+
+  [[nodiscard]] bool none_unscaled(const StepTarget& target) const {
+    return std::none_of(
+        target.parameters.begin(), target.parameters.end(),
+        [&](const auto& listed) { return unscaled_.contains(listed.parameter.grad()); });
+  }
+
+  // Looks through the gradients, without a change.
+  static Record checked(const StepTarget& target, const LossScale& scale) {
+    Record record;
+    if (!target.parameters.empty()) {
+      record.found_inf =
+          check_and_unscale_all(distinct_gradients(target), at::ones({}, scale.tensor().options()));
+    }
+    return record;
+  }
+
+  Record unscaled(const StepTarget& target, const LossScale& scale) {
+    for (const auto& listed : target.parameters) {
+      check_dtype(listed.parameter.grad(), listed.text());
+    }
+    Record record;
+    record.stage = Stage::kUnscaled;
+    std::vector<at::Tensor> scaled;
+    std::vector<at::Tensor> known;  // and unscaled, as they belong to another target, too
+    for (const auto& gradient : distinct_gradients(target)) {
+      const bool is_known = unscaled_.contains(gradient);
+      TORCH_CHECK(!is_known || !unscaled_.changed(gradient),
+                  "tidemark: GradScaler: a gradient of shape ", gradient.sizes(), " of this ",
+                  target.name,
+                  " was unscaled before in this update, as another optimizer has it, too, and was "
+                  "written to since: no telling whether it is scaled now. Call unscale_() for all "
+                  "optimizers before that write, or update() between their backward passes.");
+      (is_known ? known : scaled).push_back(gradient);
+    }
+    if (!scaled.empty()) {
+      record.found_inf = check_and_unscale_all(scaled, scale.inverse());
+    }
+    if (!known.empty()) {
+      const auto found_inf = check_and_unscale_all(known, at::ones({}, scale.tensor().options()));
+      record.found_inf = scaled.empty() ? found_inf : record.found_inf + found_inf;
+    }
+    for (const auto* gradients : {&scaled, &known}) {
+      for (const auto& gradient : *gradients) {
+        unscaled_.insert(gradient);
+      }
+    }
+    return record;
+  }
+
+  template <class What>
+  void check_dtype(const at::Tensor& gradient, const What& what) const {
+    TORCH_CHECK(
+        allow_half_ || gradient.scalar_type() != at::kHalf,
+        "tidemark: GradScaler: the gradient of ", what,
+        " is float16, which would lose small values when it is unscaled. Keep the "
+        "parameters in float32 (no module->to(torch::kHalf)) and run the forward in an "
+        "AmpScope. If they have to be float16, GradScalerOptions().allow_fp16_grads(true).");
+  }
+
+  bool allow_half_;
+  std::map<std::vector<const void*>, Record> records_;
+  UnscaledGradients unscaled_;
+};
+
+}  // namespace tidemark::detail
