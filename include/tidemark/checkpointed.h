@@ -129,14 +129,16 @@ class CheckpointedImpl<Impl, R (*)(Args...)> : public detail::CheckpointedCalls<
       // M clones itself; the copy of that clone shares its tensors with nobody else.
       const auto plain = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
       TORCH_CHECK(plain != nullptr, "tidemark: clone() of ", c10::demangle(typeid(Impl).name()),
-                  " returned a module of another type.");
+                  " returned a module of another type; it has to return a copy of its own.");
       auto copy = std::make_shared<CheckpointedImpl>(static_cast<const Impl&>(*plain));
       copy->checkpoint_options() = this->checkpoint_options();
       copy->train(this->is_training());
       return copy;
     } else {
-      TORCH_CHECK(false, "tidemark: ", c10::demangle(typeid(Impl).name()),
-                  " can't be copied, so Checkpointed of it can't be cloned.");
+      TORCH_CHECK(
+          false, "tidemark: ", c10::demangle(typeid(Impl).name()),
+          " can't be copied, so Checkpointed of it can't be cloned. Give it a copy constructor, or "
+          "make a new one and copy the parameters.");
     }
   }
 };

@@ -151,10 +151,10 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
       }
     }
     auto* result = value->try_get<Result>();
-    TORCH_CHECK(result != nullptr,
-                "tidemark: the last module of a CheckpointedSequential returned ",
-                c10::demangle(value->type_info().name()), ", but ",
-                c10::demangle(typeid(Result).name()), " was asked for.");
+    TORCH_CHECK(
+        result != nullptr, "tidemark: the last module of a CheckpointedSequential returned ",
+        c10::demangle(value->type_info().name()), ", but ", c10::demangle(typeid(Result).name()),
+        " was asked for. Name the type: run<Type>(inputs...).");
     return std::move(*result);
   }
 

@@ -115,7 +115,8 @@ auto remember(Fn&& fn) {
     const auto value = run->next();
     TORCH_CHECK(value != nullptr && value->type == typeid(Result),
                 "tidemark: a checkpointed region called remember() more often when it was re-run "
-                "than in the forward, or for other things. Its calls are matched by their order.");
+                "than in the forward, or for a value of another type. Its calls are matched by "
+                "their order, so it has to make the same ones each time.");
     for (detail::RegionRun* forward : forwards) {
       forward->add(value);
     }

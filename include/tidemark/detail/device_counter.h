@@ -22,7 +22,7 @@ inline c10::DeviceAllocator& device_allocator(c10::Device device) {
   } catch (const c10::Error&) {
     // this LibTorch has no allocator for the device
   }
-  TORCH_CHECK(allocator != nullptr, "no memory figures for device ", device,
+  TORCH_CHECK(allocator != nullptr, "tidemark: no memory figures for device ", device,
               ": this LibTorch has no allocator for it that keeps statistics "
               "(c10::DeviceAllocator). Measure the CPU, or use a LibTorch built for that device.");
   return *allocator;
@@ -39,8 +39,9 @@ inline c10::Device ready_device(c10::Device device) {
     if (!device.has_index()) {
       return guard->getDevice();
     }
-    TORCH_CHECK(device.index() < guard->deviceCount(), "no memory figures for device ", device,
-                ": there are ", static_cast<int>(guard->deviceCount()), " devices of that type.");
+    TORCH_CHECK(device.index() < guard->deviceCount(), "tidemark: no memory figures for device ",
+                device, ": there are ", static_cast<int>(guard->deviceCount()),
+                " devices of that type, counted from 0.");
   }
   return {device.type(), std::max<c10::DeviceIndex>(device.index(), 0)};
 }

@@ -64,7 +64,8 @@ class GeneratorReplay {
           "tidemark: ", region,
           " was given a torch::Generator, and its re-run for backward "
           "left it in another state than the forward did. Another thread drew from it "
-          "meanwhile, or the region does not draw the same each time.");
+          "meanwhile, or the region does not draw the same each time. Give each thread a "
+          "torch::Generator of its own.");
     }
   }
 

@@ -76,7 +76,8 @@ class ProcessMeter final : public MemoryMeter {
       if (count > 0 && leads_to_link(current)) {
         return;
       }
-      TORCH_CHECK(count < kMaxLinks, "the memory meter can't follow: a program has set ", count + 1,
+      TORCH_CHECK(count < kMaxLinks, "tidemark: the memory meter can't follow: a program has set ",
+                  count + 1,
                   " different CPU allocators. Set the ones that it needs before the first "
                   "MemoryScope.");
       const auto deleters = make_deleters(std::make_index_sequence<kMaxLinks>());

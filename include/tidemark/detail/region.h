@@ -312,8 +312,10 @@ class Region : public std::enable_shared_from_this<Region> {
       throw;
     } catch (...) {
       // On a device thread of the engine anything else would end the program.
-      TORCH_CHECK(false, "tidemark: ", title(),
-                  " threw something that is no std::exception when it was re-run for backward.");
+      TORCH_CHECK(
+          false, "tidemark: ", title(),
+          " threw something that is no std::exception when it was re-run for backward. Throw "
+          "one that is.");
     }
   }
 
@@ -357,7 +359,8 @@ class Region : public std::enable_shared_from_this<Region> {
               content_hash(recompute.values[i].tensor()) == slots_[i].content,
           "tidemark: ", slot_title(i), " (", describe(slots_[i].meta),
           ") has other values when re-run than in the forward. Something that the region "
-          "reads past LibTorch's ops differs: a counter, a clock, std::rand, a custom kernel.");
+          "reads past LibTorch's ops differs: a counter, a clock, std::rand, a custom kernel. "
+          "Wrap it in tidemark::remember.");
     }
   }
 

@@ -62,7 +62,7 @@ class WriteReplay {
       at::Tensor bytes = bytes_of(c10::Storage(std::move(storage)));
       TORCH_CHECK(!snapshot.before.defined() || bytes.numel() == snapshot.before.numel(),
                   "tidemark: a tensor that ", region, " writes (", snapshot.meta,
-                  ") was resized between forward and backward.");
+                  ") was resized between forward and backward. Resize it after backward().");
       today_.push_back({bytes, bytes.clone(), snapshot.before, snapshot.counter,
                         snapshot.counter.enabled() ? snapshot.counter.current_version() : 0});
     }

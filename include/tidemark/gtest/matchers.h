@@ -116,15 +116,15 @@ class NothingLeftBehind {
 };
 
 inline void check_limit(const char* matcher, int64_t bytes) {
-  TORCH_CHECK(bytes >= 0, matcher, ": the limit is ", bytes,
+  TORCH_CHECK(bytes >= 0, "tidemark: ", matcher, ": the limit is ", bytes,
               " bytes, which no step can keep. Give 0 bytes or more.");
 }
 
 inline void check_fraction(const char* matcher, double fraction, const char* figure,
                            int64_t baseline) {
-  TORCH_CHECK(fraction > 0 && fraction <= 1, matcher, ": the fraction is ", fraction,
+  TORCH_CHECK(fraction > 0 && fraction <= 1, "tidemark: ", matcher, ": the fraction is ", fraction,
               ", but must be above 0 and at most 1.");
-  TORCH_CHECK(baseline > 0, matcher, ": the baseline ", figure, ' ', baseline,
+  TORCH_CHECK(baseline > 0, "tidemark: ", matcher, ": the baseline ", figure, ' ', baseline,
               " bytes, so there is nothing to compare with. Measure the plain step first, on the "
               "same device.");
 }

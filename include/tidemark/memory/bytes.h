@@ -17,7 +17,8 @@ namespace detail {
 template <int64_t kUnit>
 constexpr int64_t whole_units(unsigned long long count) {
   TORCH_CHECK(count <= static_cast<unsigned long long>(std::numeric_limits<int64_t>::max() / kUnit),
-              count, " units of ", kUnit, " bytes are more bytes than an int64_t can hold.");
+              "tidemark: ", count, " units of ", kUnit,
+              " bytes are more bytes than an int64_t can hold.");
   return static_cast<int64_t>(count) * kUnit;
 }
 

@@ -52,7 +52,8 @@ inline std::ostream& operator<<(std::ostream& out, const StepMemory& step) {
 /// If the step throws, the exception passes on.
 template <class Step>
 [[nodiscard]] StepMemory measure(Step&& step, c10::Device device = c10::kCPU) {
-  static_assert(std::is_invocable_v<Step>, "measure() takes a callable without arguments.");
+  static_assert(std::is_invocable_v<Step>,
+                "tidemark: measure() takes a callable without arguments.");
   StepMemory result;
   const MemoryScope memory(device);
   {

@@ -80,7 +80,7 @@ class MemoryScope {
  private:
   [[nodiscard]] detail::PeakWindow undisturbed() const {
     auto window = windows_.read(window_);
-    TORCH_CHECK(!window.disturbed, "the memory figures of ", device_,
+    TORCH_CHECK(!window.disturbed, "tidemark: the memory figures of ", device_,
                 " are lost: something else reset its statistics while a MemoryScope was open. Use "
                 "a MemoryScope there, too, instead of resetting.");
     return window;
