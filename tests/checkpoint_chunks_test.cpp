@@ -8,10 +8,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "support/counted_tensor.h"
@@ -275,6 +278,67 @@ TEST(CheckpointChunks, RefuseChunksThatReturnDifferentNumbersOfTensors) {
                 checkpoint_chunks(2, maybe, leaf({3, 2}));
               }),
               Optional(AllOf(HasSubstr("got 0 tensors"), HasSubstr("rows 2 to 2"))));
+}
+
+// As many tensors, but not each other's counterparts.
+TEST(CheckpointChunks, RefuseChunksThatReturnOtherKeysOrAlternatives) {
+  const auto refuses = [](auto result_of_first, auto result_of_second) {
+    const auto calls = std::make_shared<int>(0);
+    return thrown_text([&] {
+      checkpoint_chunks(
+          2,
+          [=](const Tensor& x) {
+            return ++*calls == 1 ? result_of_first(x.exp()) : result_of_second(x.exp());
+          },
+          leaf({4, 2}));
+    });
+  };
+  const auto same_keys = Optional(HasSubstr("under the same keys"));
+  using Map = std::map<std::string, Tensor>;
+  EXPECT_THAT(refuses(
+                  [](const Tensor& y) {
+                    return Map{{"rgb", y}};
+                  },
+                  [](const Tensor& y) {
+                    return Map{{"depth", y}};
+                  }),
+              same_keys);
+  using Pair = std::pair<std::optional<Tensor>, std::optional<Tensor>>;
+  EXPECT_THAT(refuses([](const Tensor& y) { return Pair(y, std::nullopt); },
+                      [](const Tensor& y) { return Pair(std::nullopt, y); }),
+              same_keys);
+  using Either = std::variant<Tensor, std::vector<Tensor>>;
+  EXPECT_THAT(refuses([](const Tensor& y) { return Either(y); },
+                      [](const Tensor& y) { return Either(std::vector<Tensor>{y}); }),
+              same_keys);
+  struct Rays {
+    std::vector<Tensor> near, far;
+  };
+  EXPECT_THAT(refuses(
+                  [](const Tensor& y) {
+                    return Rays{{y}, {}};
+                  },
+                  [](const Tensor& y) {
+                    return Rays{{}, {y}};
+                  }),
+              same_keys);
+}
+
+TEST(CheckpointChunks, JoinMapsVariantsAndStructsByTheirKeys) {
+  struct Rendered {
+    Tensor rgb;
+    std::map<std::string, std::variant<Tensor, std::vector<Tensor>>> more;
+  };
+  const Tensor x = leaf({5, 2});
+  const Rendered joined = checkpoint_chunks(
+      2,
+      [](const Tensor& rows) {
+        return Rendered{rows.exp(), {{"depth", rows.sin()}, {"list", std::vector{rows.cos()}}}};
+      },
+      x);
+  EXPECT_TRUE(torch::equal(joined.rgb, x.exp()));
+  EXPECT_TRUE(torch::equal(std::get<0>(joined.more.at("depth")), x.sin()));
+  EXPECT_TRUE(torch::equal(std::get<1>(joined.more.at("list"))[0], x.cos()));
 }
 
 TEST(CheckpointChunks, RefuseAnUndefinedTensorFromSomeChunks) {

@@ -8,6 +8,7 @@
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/detail/callable.h>
 #include <tidemark/detail/region.h>
+#include <tidemark/detail/same_structure.h>
 #include <tidemark/detail/tensor_tree.h>
 #include <tidemark/remember.h>
 
@@ -199,10 +200,12 @@ Result checkpoint(CheckpointOptions options, Any&& any, Args&&... args) {
 ///
 /// Every defined tensor argument is cut along dim 0 and must have the same number of rows there;
 /// other arguments go to each call as they are. Results are tensors, or optionals, pairs, tuples,
-/// arrays and vectors of tensors. No rows make one call on none.
+/// arrays, vectors, maps, variants and structs of nothing but tensors. No rows make one call on
+/// none.
 ///
 /// Throws c10::Error for `chunk` < 1, for tensors without a dim 0 or with different numbers of
-/// rows, without a tensor argument, and for chunks whose results have not the same tensors.
+/// rows, without a tensor argument, and for chunks whose results have not the same tensors under
+/// the same keys.
 template <class Fn, class... Args>
 auto checkpoint_chunks(CheckpointOptions options, int64_t chunk, Fn&& fn, Args&&... args) {
   const auto callable = detail::as_callable(std::forward<Fn>(fn));
@@ -210,7 +213,7 @@ auto checkpoint_chunks(CheckpointOptions options, int64_t chunk, Fn&& fn, Args&&
   using Result = std::decay_t<std::invoke_result_t<Callable&, std::decay_t<Args>...>>;
   static_assert(detail::holds_only_tensors<Result>(),
                 "tidemark: checkpoint_chunks can only join results that are tensors, or optionals, "
-                "pairs, tuples, arrays and vectors of tensors.");
+                "pairs, tuples, arrays, vectors, maps, variants and structs of them.");
   TORCH_CHECK(chunk >= 1, "tidemark: checkpoint_chunks got a chunk of ", chunk,
               " rows; it must be at least 1.");
   auto all = std::tuple<detail::owned_t<Args>...>(detail::to_owned(std::forward<Args>(args))...);
@@ -253,13 +256,14 @@ auto checkpoint_chunks(CheckpointOptions options, int64_t chunk, Fn&& fn, Args&&
     parts.push_back({std::move(tensor)});
   }
   for (int64_t begin = chunk; begin < rows; begin += chunk) {
-    auto next = run(begin).second;
-    TORCH_CHECK(next.size() == parts.size(), "tidemark: checkpoint_chunks got ", next.size(),
-                " tensors from the chunk of rows ", begin, " to ",
+    auto [next, next_tensors] = run(begin);
+    TORCH_CHECK(detail::same_structure(result, next), "tidemark: checkpoint_chunks got ",
+                next_tensors.size(), " tensors from the chunk of rows ", begin, " to ",
                 std::min(begin + chunk, rows) - 1, " and ", parts.size(),
-                " from the first; every chunk must return the same.");
-    for (std::size_t i = 0; i < next.size(); ++i) {
-      parts[i].push_back(std::move(next[i]));
+                " from the first, or other ones: every chunk must return the same, under the same "
+                "keys in the same order.");
+    for (std::size_t i = 0; i < next_tensors.size(); ++i) {
+      parts[i].push_back(std::move(next_tensors[i]));
     }
   }
   auto part = parts.begin();
