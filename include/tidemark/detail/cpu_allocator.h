@@ -3,6 +3,7 @@
 // The CPU meter: an allocator that wraps the one LibTorch uses and counts what passes through.
 
 #include <c10/core/Allocator.h>
+#include <tidemark/detail/allocation_limit.h>
 #include <tidemark/detail/block_table.h>
 #include <tidemark/detail/peak_windows.h>
 #include <tidemark/detail/spin_lock.h>
@@ -19,6 +20,19 @@ namespace tidemark::detail {
 /// sees the same history, and a scope's numbers are exact for the stretch of it that it was open.
 class CpuCounter final : public PeakWindows {
  public:
+  AllocationLimit limit;
+
+  /// Throws if there is to be no room for `bytes` more.
+  void expect_room(size_t bytes) {
+    if (limit.is_set()) {
+      const int64_t live = [this] {
+        const std::lock_guard<SpinLock> lock(spin_);
+        return counters_.live;
+      }();
+      limit.expect_room(static_cast<int64_t>(bytes), live);
+    }
+  }
+
   void add(int64_t bytes) noexcept {
     const std::lock_guard<SpinLock> lock(spin_);
     counters_.live += bytes;
@@ -95,6 +109,9 @@ class MeteredAllocator : public MeterLink {
     // A user's allocator may lie between two of our links; then the outer one counts.
     const BelowLink below;
     const bool counts = !below.nested();
+    if (counts && bytes > 0) {
+      counter_.expect_room(bytes);
+    }
     c10::DataPtr block = base_.allocate(bytes);
     const c10::DeleterFnPtr base_deleter = block.get_deleter();
     if (block.get() != block.get_context()) {

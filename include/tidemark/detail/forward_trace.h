@@ -57,6 +57,7 @@ class ForwardTrace {
     /// What it did. Refuses what no re-run of `region` could repeat.
     void finish(ForwardTrace& trace, const std::string& region, bool remembered_draws) {
       if (observer_.has_value()) {
+        observer_->rethrow_failure();
         TORCH_CHECK(observer_->error().empty(), "tidemark: ", region,
                     " can't be re-run for backward: ", observer_->error());
         observer_->forward_done();
@@ -109,6 +110,9 @@ class ForwardTrace {
       return observer_.has_value() ? observer_->error() : std::string();
     }
     void expect_same_so_far() const {
+      if (observer_.has_value()) {
+        observer_->rethrow_failure();
+      }
       TORCH_CHECK(error().empty(), "tidemark: ", region_,
                   " can't be re-run for backward: ", error());
     }

@@ -47,6 +47,11 @@ class ProcessMeter final : public MemoryMeter {
     return *counter;
   }
 
+  AllocationLimit& cpu_limit() override {
+    windows(c10::kCPU);
+    return cpu_.limit;
+  }
+
  private:
   static constexpr size_t kMaxLinks = 8;
 

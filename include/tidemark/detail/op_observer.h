@@ -71,6 +71,13 @@ class OpObserver {
   /// whoever runs the region asks.
   [[nodiscard]] const std::string& error() const { return error_; }
 
+  /// Throws what kept the observer from its work, if something did: memory ran out.
+  void rethrow_failure() const {
+    if (failure_ != nullptr) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
   /// Notes where the generators stand after a forward.
   void forward_done() {
     for (GeneratorUse& use : log.generators) {
@@ -214,6 +221,19 @@ class OpObserver {
     });
   }
 
+  // Thrown on when an exception was kept that is no refusal of ours.
+  struct Failed {};
+
+  template <class Work>
+  void allocating(Work&& work) {
+    try {
+      work();
+    } catch (...) {
+      failure_ = std::current_exception();
+      throw Failed();
+    }
+  }
+
   // Calls `visit` with every observer of the thread; what it throws is kept for the region's end.
   template <class Visit>
   static void for_each_observer(Visit&& visit) {
@@ -224,11 +244,12 @@ class OpObserver {
 
   template <class Work>
   void keep_error(Work&& work) {
-    if (!error_.empty()) {
+    if (!error_.empty() || failure_ != nullptr) {
       return;
     }
     try {
       work();
+    } catch (const Failed&) {
     } catch (const c10::Error& error) {
       error_ = error.what_without_backtrace();
     } catch (const std::exception& error) {
@@ -369,7 +390,7 @@ class OpObserver {
                 describe(tensor), ", a storage of ", tensor.storage().nbytes(),
                 " bytes), and what it held before does not fit CheckpointOptions::snapshot_limit. "
                 "(The write itself has happened.) Raise the limit, or write outside the region.");
-    log.writes.emplace_back(tensor, target.overwritten);
+    allocating([&] { log.writes.emplace_back(tensor, target.overwritten); });
   }
 
   void about_to_use(const at::Generator& generator) {
@@ -381,7 +402,7 @@ class OpObserver {
         return;
       }
     }
-    log.generators.emplace_back(generator);
+    allocating([&] { log.generators.emplace_back(generator); });
   }
 
   void drew(const Draw& draw) {
@@ -399,6 +420,7 @@ class OpObserver {
   at::CallbackHandle callback_ = 0;
   std::optional<RerunCheck> rerun_check_;  // in a re-run
   std::string error_;
+  std::exception_ptr failure_;
   std::unordered_map<const c10::StorageImpl*, Argument> arguments_;
   std::unordered_map<const c10::StorageImpl*, Made> internal_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> external_;  // to the index in log.reads

@@ -3,6 +3,7 @@
 // Peaks of any number of open scopes from one counter whose peak can be reset.
 
 #include <c10/core/Device.h>
+#include <tidemark/detail/allocation_limit.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -92,6 +93,9 @@ class MemoryMeter {
 
   /// The windows of a device, with its counting switched on. They live as long as the process.
   virtual PeakWindows& windows(c10::Device device) = 0;
+
+  /// When CPU memory is to run out, with its counting switched on.
+  virtual AllocationLimit& cpu_limit() = 0;
 };
 
 }  // namespace process_v1

@@ -116,8 +116,8 @@ inline OpMark mark_of(const at::RecordFunction& op, c10::ArrayRef<const c10::IVa
 }
 
 /// What the op drew, if it did: a generator on the CPU has moved then. In an end callback only.
+/// Allocates nothing.
 inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t generator_before) {
-  constexpr std::size_t kLookedAt = 4096;  // numbers from another place differ everywhere
   std::optional<Draw> draw;
   for (const c10::IValue& output : op.outputs()) {
     for_each_tensor_in(output, [&](const at::Tensor& tensor) {
@@ -129,7 +129,7 @@ inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t genera
         Hash numbers;
         numbers.add(generator_before);
         numbers.add(CpuRngState::now().fingerprint());
-        numbers.add(fingerprint(tensor, kLookedAt));
+        numbers.add(fingerprint_of_elements(tensor));
         draw->numbers = numbers.value();
       }
     });
