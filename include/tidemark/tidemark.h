@@ -1,6 +1,9 @@
 /// All of tidemark but the googletest helpers, which need googletest: see tidemark/gtest/.
 #pragma once
 
+#include <tidemark/amp_cast.h>
+#include <tidemark/amp_function.h>
+#include <tidemark/amp_scope.h>
 #include <tidemark/checkpoint.h>
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/checkpointed.h>

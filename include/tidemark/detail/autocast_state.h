@@ -111,8 +111,8 @@ class AutocastScope {
                                    [&](const Entry& entry) { return entry.scope == this; });
     if (last == scopes.rend()) {
       TORCH_WARN(
-          "an AmpScope ended on another thread than the one it was opened on, whose autocast "
-          "settings stay as the scope set them. Open and close it on one thread.");
+          "tidemark: an AmpScope ended on another thread than the one it was opened on, whose "
+          "autocast settings stay as the scope set them. Open and close it on one thread.");
       return;
     }
     const auto own = std::prev(last.base());
@@ -122,8 +122,8 @@ class AutocastScope {
       change(AutocastState::now(), own->before, outermost);
     } else {
       TORCH_WARN(
-          "an AmpScope ended before one that was opened inside of it; its settings hold until that "
-          "one ends, too. Let scopes end in the reverse order of their beginning.");
+          "tidemark: an AmpScope ended before one that was opened inside of it; its settings hold "
+          "until that one ends, too. Let scopes end in the reverse order of their beginning.");
       inner->before = own->before;
     }
     scopes.erase(own);
