@@ -102,7 +102,8 @@ Argument choice(std::string name, const std::vector<std::string>& allowed, std::
                 const std::string& help) {
   std::string list;
   for (const std::string& item : allowed) {
-    list += (list.empty() ? "" : " or ") + item;
+    const bool last = &item == &allowed.back();
+    list += (list.empty() ? "" : last ? " or " : ", ") + item;
   }
   const auto set = [name, allowed, list, &variable](const std::string& value) {
     if (std::find(allowed.begin(), allowed.end(), value) == allowed.end()) {

@@ -1,9 +1,11 @@
 #pragma once
 
-// One training step, run plainly and with its activations checkpointed in several ways.
+// One training step: plain, with its activations checkpointed in several ways, and in mixed
+// precision.
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +18,9 @@ namespace voxel_net {
 struct Technique {
   std::string name;
   std::function<torch::Tensor(const torch::Tensor&)> run_blocks;
-  std::vector<int64_t> regions;  ///< number of blocks in each checkpointed region, in order
-  int64_t kept = 0;              ///< blocks behind them that run plainly
+  std::vector<int64_t> regions;          ///< number of blocks in each checkpointed region, in order
+  int64_t kept = 0;                      ///< blocks behind them that run plainly
+  std::optional<torch::ScalarType> amp;  ///< the dtype of mixed precision, where it is on
 };
 
 /// What a technique did in one step, measured.
@@ -25,7 +28,7 @@ struct Measured {
   int64_t peak = 0;  ///< bytes above what is live between steps
   int64_t held = 0;  ///< bytes that the graph holds for backward
   double seconds = 0;
-  double difference = 0;  ///< largest from plain, of all gradients and BatchNorm statistics
+  double difference = 0;  ///< largest from plain in that precision, of gradients and statistics
 };
 
 /// Bytes that follow from the shapes.
@@ -38,8 +41,8 @@ struct Sizes {
 int64_t least_held_saving(const Technique& technique, const Sizes& sizes);
 int64_t least_peak_saving(const Technique& technique, const Sizes& sizes);
 
-/// The plain way first. The techniques share the net's blocks.
-std::vector<Technique> all_techniques(VoxelNet& net);
+/// The plain way first, also in mixed precision with `amp`. The techniques share the net's blocks.
+std::vector<Technique> all_techniques(VoxelNet& net, torch::ScalarType amp);
 
 /// Runs the same step, forward, loss and backward on `batch`, with each technique: the same
 /// weights, BatchNorm statistics and seed each time, the net left as it was. Times are medians of
@@ -48,8 +51,9 @@ std::vector<Measured> measure_techniques(VoxelNet& net, const std::vector<Techni
                                          const Batch& batch, int64_t rounds);
 
 /// Prints the table, then whether gradients and BatchNorm statistics are the plain ones and savings
-/// at least what the shapes promise. Gradients and peaks are checked on the CPU only: elsewhere
-/// kernels may add up in any order and use workspaces of any size. Returns whether all checks hold.
+/// at least what the shapes promise. Gradients and peaks are checked on the CPU only, and peaks not
+/// in mixed precision: elsewhere kernels may add up in any order and use workspaces of any size.
+/// Returns whether all checks hold.
 bool report_techniques(const std::vector<Technique>& techniques,
                        const std::vector<Measured>& measured, const Sizes& sizes, bool on_cpu);
 

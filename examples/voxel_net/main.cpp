@@ -92,7 +92,8 @@ bool compare(Trainer& trainer, const Options& options) {
   for (const torch::Tensor& parameter : trainer.net()->blocks->parameters()) {
     sizes.block_gradients += static_cast<int64_t>(parameter.nbytes()) / options.blocks;
   }
-  const auto techniques = all_techniques(trainer.net());
+  const auto techniques =
+      all_techniques(trainer.net(), options.amp_dtype().value_or(torch::kBFloat16));
   const auto measured = measure_techniques(trainer.net(), techniques, batch, options.quick ? 3 : 5);
   return report_techniques(techniques, measured, sizes, device.is_cpu());
 }
@@ -130,7 +131,7 @@ int run(const Options& options) {
   draw_losses(loss_svg, trainer.losses());
   std::cout << "  wrote " << slices_png << " and " << loss_svg << "\n";
 
-  std::cout << "\none training step, plain and checkpointed\n" << std::flush;
+  std::cout << "\none training step, plain, checkpointed and in mixed precision\n" << std::flush;
   const bool passed = compare(trainer, options);
   std::cout << "voxel_net: " << (passed ? "all checks passed" : "checks FAILED") << "\n";
   return passed ? 0 : 1;

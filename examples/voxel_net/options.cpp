@@ -40,6 +40,8 @@ std::vector<examples::Argument> argument_table(Options& o) {
       whole("every", o.every, 1, 1000, "train with segments of N blocks"),
       heading("Machine"),
       choice("device", {"cpu", "cuda"}, o.device, "where to train"),
+      choice("amp", {"off", "bf16", "fp16"}, o.amp,
+             "train in mixed precision; fp16 with scaled losses"),
       whole("threads", o.threads, 0, 1024, "CPU threads (0: LibTorch's choice)"),
   };
 }
@@ -80,11 +82,20 @@ Options Options::parse(int argc, char** argv) {
   return options;
 }
 
+std::optional<torch::ScalarType> Options::amp_dtype() const {
+  if (amp == "off") {
+    return std::nullopt;
+  }
+  return amp == "fp16" ? torch::kFloat16 : torch::kBFloat16;
+}
+
 std::string Options::help_text() {
   Options defaults;
   return "usage: voxel_net [OPTION]...\n"
          "Teaches a voxel network the tissues of a head scan with checkpointed activations, then\n"
-         "shows what checkpointing saves and checks that it changes no gradient.\n\n" +
+         "shows what checkpointing and mixed precision save, and checks that checkpointing "
+         "changes\n"
+         "no gradient.\n\n" +
          examples::describe_arguments(argument_table(defaults)) +
          "\nExit status: 0, 1 if something failed or a check did, 2 for a wrong command line.\n";
 }

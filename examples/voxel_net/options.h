@@ -2,6 +2,8 @@
 
 // What the command line sets.
 
+#include <torch/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,9 +33,13 @@ struct Options {
 
   std::string device = "cpu";
   int64_t threads = 0;  ///< 0: LibTorch decides
+  std::string amp = "off";
 
   /// Throws examples::UsageError if the command line can't be accepted.
   static Options parse(int argc, char** argv);
+
+  /// The dtype of mixed precision; nothing if it is off.
+  [[nodiscard]] std::optional<torch::ScalarType> amp_dtype() const;
 
   /// What --help prints.
   static std::string help_text();

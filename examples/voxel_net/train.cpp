@@ -37,8 +37,10 @@ void set_rng_state(const torch::Tensor& state) {
 
 }  // namespace
 
-torch::Tensor segmentation_loss(const torch::Tensor& scores, const torch::Tensor& labels) {
+torch::Tensor segmentation_loss(const torch::Tensor& half_scores, const torch::Tensor& labels) {
   namespace F = torch::nn::functional;
+  // in half precision the sums over all voxels would be
+  const torch::Tensor scores = half_scores.to(torch::kFloat);
   const torch::Tensor counts = labels.ne(kNoClass);
   const torch::Tensor cross_entropy =
       F::cross_entropy(scores, labels,
@@ -55,6 +57,10 @@ torch::Tensor segmentation_loss(const torch::Tensor& scores, const torch::Tensor
   return cross_entropy + 1 - dice.mean();
 }
 
+tidemark::AmpOptions mixed_precision(std::optional<torch::ScalarType> dtype) {
+  return dtype.has_value() ? tidemark::AmpOptions(*dtype) : tidemark::AmpOptions().enabled(false);
+}
+
 tidemark::CheckpointedSequentialOptions checkpointing(const Options& options) {
   return tidemark::CheckpointedSequentialOptions().segments(options.segments).every(options.every);
 }
@@ -65,7 +71,9 @@ Trainer::Trainer(const Options& options, const Dataset& data)
       device_(options.device),
       sampler_(data, options.patch, options.batch),
       net_(options.channels, options.blocks, data.classes(), checkpointing(options)),
-      optimizer_(net_->parameters(), torch::optim::AdamOptions(options.lr)) {
+      optimizer_(net_->parameters(), torch::optim::AdamOptions(options.lr)),
+      amp_(mixed_precision(options.amp_dtype())),
+      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16")) {
   net_->to(device_);
 }
 
@@ -92,10 +100,15 @@ double Trainer::step() {
   }
   const Batch batch = sampler_.next();
   optimizer_.zero_grad();
-  const torch::Tensor scores = net_(batch.scan.to(device_));
-  torch::Tensor loss = segmentation_loss(scores, batch.labels.to(device_));
-  loss.backward();
-  optimizer_.step();
+  torch::Tensor loss;
+  {
+    const tidemark::AmpScope amp(device_, amp_);
+    const torch::Tensor scores = net_(batch.scan.to(device_));
+    loss = segmentation_loss(scores, batch.labels.to(device_));
+  }
+  scaler_.scale(loss).backward();
+  scaler_.step(optimizer_);
+  scaler_.update();
 
   const auto value = loss.item<double>();
   if (!std::isfinite(value)) {
@@ -109,17 +122,19 @@ std::string Trainer::settings() const {
   std::ostringstream text;
   text << "channels " << options_.channels << ", blocks " << options_.blocks << ", classes "
        << classes_ << ", patch " << options_.patch << ", batch " << options_.batch << ", lr "
-       << options_.lr << ", seed " << options_.seed;
+       << options_.lr << ", seed " << options_.seed << ", amp " << options_.amp;
   return text.str();
 }
 
 void Trainer::save(const std::string& path) {
-  torch::serialize::OutputArchive model, optimizer, archive;
+  torch::serialize::OutputArchive model, optimizer, scaler, archive;
   net_->save(model);
   optimizer_.save(optimizer);
+  scaler_.save(scaler);
   archive.write("settings", torch::IValue(settings()));
   archive.write("model", model);
   archive.write("optimizer", optimizer);
+  archive.write("scaler", scaler);
   archive.write("rng", rng_state());
   archive.write("losses", torch::tensor(losses_, torch::kFloat64));
   archive.save_to(path);
@@ -129,7 +144,7 @@ void Trainer::resume(const std::string& path) {
   if (!std::filesystem::is_regular_file(path)) {
     throw std::runtime_error(path + ": no such file");
   }
-  torch::serialize::InputArchive archive, model, optimizer;
+  torch::serialize::InputArchive archive, model, optimizer, scaler;
   torch::IValue written_with;
   torch::Tensor rng, losses;
   try {
@@ -137,6 +152,7 @@ void Trainer::resume(const std::string& path) {
     archive.read("settings", written_with);
     archive.read("model", model);
     archive.read("optimizer", optimizer);
+    archive.read("scaler", scaler);
     archive.read("rng", rng);
     archive.read("losses", losses);
   } catch (const std::exception&) {
@@ -152,6 +168,7 @@ void Trainer::resume(const std::string& path) {
   }
   net_->load(model);
   optimizer_.load(optimizer);
+  scaler_.load(scaler);
   set_rng_state(rng.cpu());
   losses = losses.cpu();
   losses_.assign(losses.data_ptr<double>(), losses.data_ptr<double>() + losses.numel());

@@ -2,9 +2,12 @@
 
 // The training loop, and its state on disk.
 
+#include <tidemark/amp_scope.h>
+#include <tidemark/grad_scaler.h>
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,9 @@ namespace voxel_net {
 /// Dice loss: Milletari, Navab, Ahmadi, V-Net, 2016.
 torch::Tensor segmentation_loss(const torch::Tensor& scores, const torch::Tensor& labels);
 
+/// Mixed precision of a dtype; none for nothing.
+tidemark::AmpOptions mixed_precision(std::optional<torch::ScalarType> dtype);
+
 /// The cut of the blocks that --segments and --every ask for.
 tidemark::CheckpointedSequentialOptions checkpointing(const Options& options);
 
@@ -31,8 +37,8 @@ class Trainer {
   /// Runs the steps that are left.
   void train();
 
-  /// Model, optimizer, random numbers and step: a run that resumes from it goes on as if it had
-  /// never stopped.
+  /// Model, optimizer, loss scale, random numbers and step: a run that resumes from it goes on as
+  /// if it had never stopped.
   void save(const std::string& path);
   void resume(const std::string& path);
 
@@ -55,6 +61,8 @@ class Trainer {
   PatchSampler sampler_;
   VoxelNet net_;
   torch::optim::Adam optimizer_;
+  tidemark::AmpOptions amp_;
+  tidemark::GradScaler scaler_;
   std::vector<double> losses_;
 };
 

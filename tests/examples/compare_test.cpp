@@ -18,17 +18,22 @@ using ::testing::HasSubstr;
 
 constexpr Sizes kSizes{1_MiB, 1_KiB};
 
-// Ten blocks, plain and in three regions of 3, 3 and 2 with 2 kept.
+// Ten blocks, plain and in three regions of 3, 3 and 2 with 2 kept; the same in half precision.
 std::vector<Technique> techniques() {
-  return {{"plain", nullptr, {}, 10}, {"cut", nullptr, {3, 3, 2}, 2}};
+  return {{"plain", nullptr, {}, 10, {}},
+          {"cut", nullptr, {3, 3, 2}, 2, {}},
+          {"half", nullptr, {}, 10, torch::kHalf},
+          {"half and cut", nullptr, {3, 3, 2}, 2, torch::kHalf}};
 }
 
-// What both did: just what the shapes promise.
+// What they did: just what the shapes promise.
 std::vector<Measured> as_promised() {
-  const Technique cut = techniques()[1];
-  return {
-      {45_MiB, 41_MiB, 1.0, 0},
-      {45_MiB - least_peak_saving(cut, kSizes), 41_MiB - least_held_saving(cut, kSizes), 1.3, 0}};
+  std::vector<Measured> measured;
+  for (const Technique& technique : techniques()) {
+    measured.push_back({45_MiB - least_peak_saving(technique, kSizes),
+                        41_MiB - least_held_saving(technique, kSizes), 1.0, 0});
+  }
+  return measured;
 }
 
 // Whether the report is content, and what it printed.
@@ -45,6 +50,10 @@ TEST(VoxelNetCompare, TheSavingsFollowFromTheRegions) {
   EXPECT_EQ(least_peak_saving(cut, kSizes), (39 - 13) * 1_MiB - 4_KiB);
   EXPECT_EQ(least_held_saving(techniques()[0], kSizes), 0);
   EXPECT_EQ(least_peak_saving(techniques()[0], kSizes), 0);
+  // half of 40 activations, less the half precision weights of ten blocks
+  EXPECT_EQ(least_held_saving(techniques()[2], kSizes), 20_MiB - 5_KiB);
+  // 3 results and 8 activations of half a MiB are left of 40 of a MiB, and the weights of 2 blocks
+  EXPECT_EQ(least_held_saving(techniques()[3], kSizes), 40_MiB - 11_MiB / 2 - 1_KiB);
 }
 
 TEST(VoxelNetCompare, WhatTheShapesPromiseIsAccepted) {
@@ -58,6 +67,17 @@ TEST(VoxelNetCompare, MoreHeldBytesThanTheShapesAllowAreAnError) {
   const auto [passed, text] = report(measured);
   EXPECT_FALSE(passed);
   EXPECT_THAT(text, HasSubstr("FAILED cut: holds more than the shapes allow"));
+}
+
+TEST(VoxelNetCompare, InHalfPrecisionHeldBytesAndGradientsAreChecked) {
+  auto measured = as_promised();
+  measured[2].peak += 1_GiB;
+  EXPECT_TRUE(report(measured).first);
+  ++measured[2].held;
+  EXPECT_FALSE(report(measured).first);
+  measured = as_promised();
+  measured[3].difference = 1e-38;
+  EXPECT_FALSE(report(measured).first);
 }
 
 TEST(VoxelNetCompare, AHigherPeakThanTheShapesAllowIsAnError) {

@@ -43,6 +43,7 @@ arguments)
     expect 2 "it must be a number above 0" "--lr=$value"
   done
   expect 2 'it must be cpu or cuda' --device tpu
+  expect 2 'it must be off, bf16 or fp16' --amp fp8
   expect 2 "unknown.*'--stepz'" --stepz 3
   expect 2 "unknown.*'-q'" -q
   expect 2 "unknown.*'--quick=1'" --quick=1
@@ -71,12 +72,17 @@ files)
   expect 1 'junk.pt' --out "$scratch/junk.pt"
   ;;
 resume)
-  expect 0 'all checks passed' --steps 6 --out "$scratch/whole"
-  expect 0 'all checks passed' --steps 3 --save "$scratch/state.pt"
-  expect 0 'all checks passed' --steps 6 --resume "$scratch/state.pt" --out "$scratch/resumed"
-  for picture in slices.png loss.svg; do
-    cmp "$scratch/whole/$picture" "$scratch/resumed/$picture" || failures=$((failures + 1))
+  for amp in off bf16 fp16; do
+    expect 0 'all checks passed' --amp $amp --steps 6 --out "$scratch/whole"
+    expect 0 'all checks passed' --amp $amp --steps 3 --save "$scratch/state.pt"
+    expect 0 'all checks passed' --amp $amp --steps 6 --resume "$scratch/state.pt" \
+      --out "$scratch/resumed"
+    for picture in slices.png loss.svg; do
+      cmp "$scratch/whole/$picture" "$scratch/resumed/$picture" || failures=$((failures + 1))
+    done
   done
+  expect 2 'this one has.*amp off' --steps 6 --resume "$scratch/state.pt"
+  expect 0 'all checks passed' --steps 3 --save "$scratch/state.pt"
   expect 2 'at step 3 already' --steps 3 --resume "$scratch/state.pt"
   expect 2 'this one has channels 3' --channels 3 --steps 6 --resume "$scratch/state.pt"
   ;;
