@@ -1,5 +1,6 @@
 // Nothing that a region saved outlives the pass that needs it, however the step ends.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <tidemark/checkpoint.h>
@@ -13,6 +14,7 @@
 
 #include "support/counted_tensor.h"
 #include "support/own_process.h"
+#include "support/thrown_text.h"
 
 namespace {
 
@@ -259,6 +261,21 @@ TEST(CheckpointLifetime, AKeptIntermediateIsFreedWithoutBackwardOnceTheUserClear
     net->features.reset();
   }
   EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(alive(), before);
+}
+
+// The refused write has given the argument a graph that leads into the region.
+TEST(CheckpointLifetime, ARefusedForwardThatWroteInPlaceLeaksNothing) {
+  const int before = alive();
+  for (const bool captured : {false, true}) {
+    const Tensor x = leaf({3}) * counted({3});
+    const Tensor w = leaf({3});
+    EXPECT_ANY_THROW(captured
+                         ? checkpoint([x, w](const Tensor& a) { return (x.mul_(w) * a).exp(); }, w)
+                         : checkpoint([w](Tensor a) { return a.mul_(w).exp(); }, x));
+    EXPECT_THAT(tidemark::tests::thrown_text([&] { x.sum().backward(); }).value_or("accepted"),
+                ::testing::HasSubstr("forward of a checkpointed region failed"));
+  }
   EXPECT_EQ(alive(), before);
 }
 

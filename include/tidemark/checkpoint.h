@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -53,8 +54,8 @@ class CallRegion final : public Region {
       : Region(std::move(options)), fn_(std::move(fn)), args_(std::move(args)) {}
 
   auto forward() {
-    Kept args = args_;
-    for_each_tensor(args_, [&](at::Tensor& tensor) {
+    Kept args = *args_;
+    for_each_tensor(*args_, [&](at::Tensor& tensor) {
       save_input(tensor);
       tensor.reset();
     });
@@ -63,7 +64,7 @@ class CallRegion final : public Region {
 
  private:
   void run_again(std::vector<at::Tensor> inputs) override {
-    Kept args = args_;
+    Kept args = *args_;
     auto input = inputs.begin();
     for_each_tensor(args, [&](at::Tensor& tensor) { tensor = std::move(*input++); });
     call(args);
@@ -71,12 +72,17 @@ class CallRegion final : public Region {
 
   // With a copy of the callable: a mutable one starts from the same state every time.
   auto call(Kept& args) const {
-    Fn fn = fn_;
+    Fn fn = *fn_;
     return call_with_kept<Args...>(fn, args, std::index_sequence_for<Args...>());
   }
 
-  const Fn fn_;
-  Kept args_;
+  void drop_call() override {
+    fn_.reset();
+    args_.reset();
+  }
+
+  std::optional<const Fn> fn_;
+  std::optional<Kept> args_;
 };
 
 template <class T>

@@ -70,25 +70,32 @@ class Region : public std::enable_shared_from_this<Region> {
       RegionRun region_run(remembered_);
       SlotMaker maker(shared_from_this());
       SavedTensorHooksScope scope(maker);
-      try {
-        return forward();
-      } catch (const UndoForward&) {
-        recorder.undo();
-        throw;
-      }
+      return forward();
     };
-    if constexpr (std::is_void_v<decltype(forward())>) {
-      run();
-      forward_done(recorder);
-    } else {
-      auto result = run();
-      forward_done(recorder);
-      return result;
+    try {
+      if constexpr (std::is_void_v<decltype(forward())>) {
+        run();
+        forward_done(recorder);
+      } else {
+        auto result = run();
+        forward_done(recorder);
+        return result;
+      }
+    } catch (const UndoForward&) {
+      recorder.undo();
+      abandon();
+      throw;
+    } catch (...) {
+      abandon();
+      throw;
     }
   }
 
   /// Runs the region's function once more on `inputs`.
   virtual void run_again(std::vector<at::Tensor> inputs) = 0;
+
+  /// Lets go of the function and its arguments.
+  virtual void drop_call() = 0;
 
  private:
   struct SlotState {
@@ -172,6 +179,8 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   at::Tensor unpack(std::size_t index) {
+    TORCH_CHECK(!abandoned_, "tidemark: the forward of ", title(),
+                " failed, so there is nothing to go back through. Start from its arguments again.");
     {
       std::lock_guard<std::mutex> lock(mutex_);
       expect_not_written(index);
@@ -205,6 +214,20 @@ class Region : public std::enable_shared_from_this<Region> {
     kept = std::move(slots_[index].kept);
     for (auto& [pass, recompute] : recomputes_) {
       values.push_back(std::exchange(recompute->values[index], KeptTensor()));
+    }
+  }
+
+  // After a forward that failed. A tensor that it wrote to in place may have got a graph that leads
+  // here, and must not be held here.
+  void abandon() {
+    abandoned_ = true;
+    drop_call();
+    inputs_.clear();
+    remembered_.clear();
+    std::vector<at::Tensor> dropped;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SlotState& slot : slots_) {
+      dropped.push_back(std::move(slot.kept));
     }
   }
 
@@ -414,6 +437,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<VersionCheck> input_checks_;
   std::vector<at::Tensor> arguments_;  // until the forward begins
   EarlyStop early_stop_;
+  bool abandoned_ = false;
 
   std::mutex mutex_;
   std::condition_variable recompute_ended_;
