@@ -14,5 +14,7 @@
 #include <tidemark/memory/held_bytes_scope.h>
 #include <tidemark/memory/measure.h>
 #include <tidemark/memory/memory_scope.h>
+#include <tidemark/nonfinite.h>
+#include <tidemark/numerics_watch.h>
 #include <tidemark/remember.h>
 #include <tidemark/version.h>
