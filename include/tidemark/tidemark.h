@@ -8,6 +8,8 @@
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/checkpointed.h>
 #include <tidemark/checkpointed_sequential.h>
+#include <tidemark/grad_accumulator.h>
+#include <tidemark/grad_accumulator_options.h>
 #include <tidemark/grad_scaler.h>
 #include <tidemark/grad_scaler_options.h>
 #include <tidemark/memory/bytes.h>

@@ -1,0 +1,183 @@
+#pragma once
+
+// From the summed gradients of a window to a step.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <tidemark/detail/accumulated_grads.h>
+#include <tidemark/detail/accumulation_window.h>
+#include <tidemark/detail/clip_grads.h>
+#include <tidemark/detail/out_of_memory.h>
+#include <tidemark/detail/step_target.h>
+#include <tidemark/detail/unscale.h>
+#include <tidemark/detail/update_window.h>
+#include <tidemark/grad_accumulator_options.h>
+#include <tidemark/grad_scaler.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// What a window came to.
+struct WindowOutcome {
+  at::Tensor loss_sum;
+  double total = 0;                 // of the weights
+  at::Tensor grad_norm;             // defined if gradients were clipped by norm
+  std::vector<StepResult> results;  // of each optimizer; without any, whether there are gradients
+
+  [[nodiscard]] bool has(StepResult result) const {
+    return std::find(results.begin(), results.end(), result) != results.end();
+  }
+  [[nodiscard]] StepResult result() const {
+    return has(StepResult::kSkipped)   ? StepResult::kSkipped
+           : has(StepResult::kStepped) ? StepResult::kStepped
+                                       : StepResult::kNoGrads;
+  }
+};
+
+/// Ends a window: unscales, normalises, clips and steps, in this order. Gradients stay.
+class WindowEnd {
+ public:
+  WindowEnd(const AccumulationWindow& window, const GradAccumulatorOptions& options,
+            GradScaler* scaler, const std::vector<torch::optim::Optimizer*>& optimizers)
+      : window_(window), options_(options), scaler_(scaler), optimizers_(optimizers) {}
+
+  WindowOutcome run() {
+    const at::NoGradGuard no_grad;
+    outcome_.loss_sum = window_.loss_sum;
+    outcome_.total = window_.weights.total();
+    if (outcome_.total == 0) {
+      outcome_.results.assign(std::max<size_t>(optimizers_.size(), 1), StepResult::kNoGrads);
+      return outcome_;
+    }
+    if (scaler_ == nullptr) {
+      normalise_and_step();
+      return outcome_;
+    }
+    window_.check_scale(*scaler_);
+    try {
+      unscale();
+      normalise_and_step();
+    } catch (...) {
+      // The scaler's window ends with ours; what matters more is why.
+      try {
+        scaler_->update();
+      } catch (const std::exception&) {
+      }
+      throw;
+    }
+    if (!optimizers_.empty()) {
+      scaler_->update();
+    }
+    return outcome_;
+  }
+
+ private:
+  void unscale() {
+    for (auto* optimizer : optimizers_) {
+      scaler_->unscale_(*optimizer);
+    }
+    if (optimizers_.empty()) {
+      scaler_->unscale_(window_.parameters);
+    }
+  }
+
+  void normalise_and_step() {
+    divide_gradients(window_.parameters, window_.weights.divisor());
+    clip();
+    narrow_gradients(window_.parameters);
+    for (auto* optimizer : optimizers_) {
+      outcome_.results.push_back(step(*optimizer));
+    }
+    if (optimizers_.empty()) {
+      const bool none = StepTarget(window_.parameters).parameters.empty();
+      outcome_.results.push_back(none ? StepResult::kNoGrads : StepResult::kStepped);
+    }
+  }
+
+  void clip() {
+    const auto& max_norm = options_.clip_grad_norm();
+    const auto& max_value = options_.clip_grad_value();
+    if (!max_norm.has_value() && !max_value.has_value()) {
+      return;
+    }
+    const auto groups = gradient_groups();
+    if (max_norm.has_value()) {
+      outcome_.grad_norm = clip_grad_norm(groups, *max_norm, options_.norm_type());
+      return;
+    }
+    for (const auto& group : groups) {
+      for (const auto& gradient : group) {
+        gradient.clamp_(-*max_value, *max_value);
+      }
+    }
+  }
+
+  // The values of the gradients of each optimizer, each gradient once.
+  [[nodiscard]] std::vector<std::vector<at::Tensor>> gradient_groups() const {
+    std::vector<StepTarget> targets;
+    for (const auto* optimizer : optimizers_) {
+      targets.emplace_back(*optimizer);
+    }
+    if (optimizers_.empty()) {
+      targets.emplace_back(window_.parameters);
+    }
+    std::vector<std::vector<at::Tensor>> groups;
+    std::unordered_set<const c10::TensorImpl*> seen;
+    for (const auto& target : targets) {
+      auto& group = groups.emplace_back();
+      for (const auto& gradient : distinct_gradients(target)) {
+        if (seen.insert(gradient.unsafeGetTensorImpl()).second) {
+          group.push_back(values_of(gradient));
+        }
+      }
+    }
+    return groups;
+  }
+
+  StepResult step(torch::optim::Optimizer& optimizer) {
+    const StepTarget target(optimizer);
+    std::string out_of_memory;
+    try {
+      if (scaler_ != nullptr) {
+        return scaler_->step(optimizer);
+      }
+      if (target.parameters.empty()) {
+        return StepResult::kNoGrads;
+      }
+      step_parameters(target, [&](const auto&, const auto&) { optimizer.step(); }, {}, {});
+      return StepResult::kStepped;
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+      out_of_memory = text_of(error);
+    }
+    C10_THROW_ERROR(
+        OutOfMemoryError,
+        c10::str("tidemark: GradAccumulator: memory ran out inside the step of ", target.name,
+                 ", so its parameters and its state may be half updated. It was not tried again, "
+                 "and the window was given up. Go on from the last checkpoint. Optimizers allocate "
+                 "their state in their first step; if that does not fit, smaller micro-batches "
+                 "don't help, but an optimizer with less state does, or a smaller model. What ran "
+                 "out: ",
+                 out_of_memory));
+  }
+
+  const AccumulationWindow& window_;
+  const GradAccumulatorOptions& options_;
+  GradScaler* scaler_;
+  const std::vector<torch::optim::Optimizer*>& optimizers_;
+  WindowOutcome outcome_;
+};
+
+}  // namespace tidemark::detail
