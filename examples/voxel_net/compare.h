@@ -21,14 +21,16 @@ struct Technique {
   std::vector<int64_t> regions;          ///< number of blocks in each checkpointed region, in order
   int64_t kept = 0;                      ///< blocks behind them that run plainly
   std::optional<torch::ScalarType> amp;  ///< the dtype of mixed precision, where it is on
+  int64_t micro_batches = 1;             ///< whose gradients make one step
 };
 
 /// What a technique did in one step, measured.
 struct Measured {
-  int64_t peak = 0;  ///< bytes above what is live between steps
-  int64_t held = 0;  ///< bytes that the graph holds for backward
-  double seconds = 0;
-  double difference = 0;  ///< largest from plain in that precision, of gradients and statistics
+  int64_t peak = 0;       ///< bytes above what is live between steps
+  int64_t held = 0;       ///< bytes that the graph holds for backward
+  double seconds = 0;     ///< for each micro-batch
+  double difference = 0;  ///< largest from plain blocks otherwise run the same, of gradients and
+                          ///< BatchNorm statistics
 };
 
 /// Bytes that follow from the shapes.

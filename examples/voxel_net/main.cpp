@@ -110,7 +110,7 @@ int run(const Options& options) {
   describe(data, trainer.net());
 
   std::cout << "\ntraining, " << options.batch << " patches of " << options.patch
-            << "^3 voxels a step\n"
+            << "^3 voxels a batch, " << options.accumulate << " a step\n"
             << std::flush;
   trainer.train();
   const size_t steps = trainer.losses().size();

@@ -16,6 +16,7 @@ struct Options {
 
   int64_t steps = 150;
   int64_t batch = 4;
+  int64_t accumulate = 1;
   int64_t patch = 24;
   double lr = 0.005;
   int64_t seed = 1;

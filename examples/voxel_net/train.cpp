@@ -73,7 +73,9 @@ Trainer::Trainer(const Options& options, const Dataset& data)
       net_(options.channels, options.blocks, data.classes(), checkpointing(options)),
       optimizer_(net_->parameters(), torch::optim::AdamOptions(options.lr)),
       amp_(mixed_precision(options.amp_dtype())),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16")) {
+      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16")),
+      accumulator_(optimizer_,
+                   tidemark::GradAccumulatorOptions(options.accumulate).scaler(scaler_)) {
   net_->to(device_);
 }
 
@@ -98,19 +100,19 @@ double Trainer::step() {
   for (auto& group : optimizer_.param_groups()) {
     group.options().set_lr(learning_rate(options_.lr, static_cast<int64_t>(losses_.size())));
   }
-  const Batch batch = sampler_.next();
-  optimizer_.zero_grad();
-  torch::Tensor loss;
-  {
-    const tidemark::AmpScope amp(device_, amp_);
-    const torch::Tensor scores = net_(batch.scan.to(device_));
-    loss = segmentation_loss(scores, batch.labels.to(device_));
+  bool stepped = false;
+  while (!stepped) {
+    const Batch batch = sampler_.next();
+    torch::Tensor loss;
+    {
+      const tidemark::AmpScope amp(device_, amp_);
+      const torch::Tensor scores = net_(batch.scan.to(device_));
+      loss = segmentation_loss(scores, batch.labels.to(device_));
+    }
+    stepped = accumulator_.backward(loss, static_cast<double>(batch.scan.size(0)));
   }
-  scaler_.scale(loss).backward();
-  scaler_.step(optimizer_);
-  scaler_.update();
 
-  const auto value = loss.item<double>();
+  const double value = accumulator_.window_loss();
   if (!std::isfinite(value)) {
     throw std::runtime_error("the loss is no longer finite at step " +
                              std::to_string(losses_.size() + 1) + "; try a smaller --lr");
@@ -121,8 +123,9 @@ double Trainer::step() {
 std::string Trainer::settings() const {
   std::ostringstream text;
   text << "channels " << options_.channels << ", blocks " << options_.blocks << ", classes "
-       << classes_ << ", patch " << options_.patch << ", batch " << options_.batch << ", lr "
-       << options_.lr << ", seed " << options_.seed << ", amp " << options_.amp;
+       << classes_ << ", patch " << options_.patch << ", batch " << options_.batch
+       << ", accumulate " << options_.accumulate << ", lr " << options_.lr << ", seed "
+       << options_.seed << ", amp " << options_.amp;
   return text.str();
 }
 

@@ -3,6 +3,7 @@
 // The training loop, and its state on disk.
 
 #include <tidemark/amp_scope.h>
+#include <tidemark/grad_accumulator.h>
 #include <tidemark/grad_scaler.h>
 #include <torch/torch.h>
 
@@ -63,6 +64,7 @@ class Trainer {
   torch::optim::Adam optimizer_;
   tidemark::AmpOptions amp_;
   tidemark::GradScaler scaler_;
+  tidemark::GradAccumulator accumulator_;
   std::vector<double> losses_;
 };
 

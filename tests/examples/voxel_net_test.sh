@@ -36,7 +36,7 @@ arguments)
   for value in 0 -3 12x x 1.5 '' 99999999999999999999; do
     expect 2 "--steps is '$value'; it must be a whole number from" "--steps=$value"
   done
-  for option in --batch --patch --channels --blocks --segments --every; do
+  for option in --batch --accumulate --patch --channels --blocks --segments --every; do
     expect 2 "$option is '0'; it must be a whole number from" "$option=0"
   done
   for value in 0 -1 nan 0x1 1e 1e999; do
@@ -72,11 +72,11 @@ files)
   expect 1 'junk.pt' --out "$scratch/junk.pt"
   ;;
 resume)
-  for amp in off bf16 fp16; do
-    expect 0 'all checks passed' --amp $amp --steps 6 --out "$scratch/whole"
-    expect 0 'all checks passed' --amp $amp --steps 3 --save "$scratch/state.pt"
-    expect 0 'all checks passed' --amp $amp --steps 6 --resume "$scratch/state.pt" \
-      --out "$scratch/resumed"
+  # shellcheck disable=SC2086
+  for how in '--amp off' '--amp bf16' '--amp fp16 --accumulate 2'; do
+    expect 0 'all checks passed' $how --steps 6 --out "$scratch/whole"
+    expect 0 'all checks passed' $how --steps 3 --save "$scratch/state.pt"
+    expect 0 'all checks passed' $how --steps 6 --resume "$scratch/state.pt" --out "$scratch/resumed"
     for picture in slices.png loss.svg; do
       cmp "$scratch/whole/$picture" "$scratch/resumed/$picture" || failures=$((failures + 1))
     done
@@ -84,6 +84,7 @@ resume)
   expect 2 'this one has.*amp off' --steps 6 --resume "$scratch/state.pt"
   expect 0 'all checks passed' --steps 3 --save "$scratch/state.pt"
   expect 2 'at step 3 already' --steps 3 --resume "$scratch/state.pt"
+  expect 2 'this one has.*accumulate 2' --accumulate 2 --steps 6 --resume "$scratch/state.pt"
   expect 2 'this one has channels 3' --channels 3 --steps 6 --resume "$scratch/state.pt"
   ;;
 terminal)
