@@ -175,8 +175,9 @@ class GradAccumulator {
   /// Unless micro_batch() says how many rows a part has, the first try is the whole batch. When
   /// memory runs out in `function` or its backward pass, the try is undone and the whole window
   /// done anew with half as many rows, so that all is, bit for bit, as if it had begun with these.
-  /// They are kept for later calls. Undone are gradients, the default random number generators and
-  /// the buffers of module(); what else `function` changes is its own to undo.
+  /// They are kept for later calls. Undone are gradients, the default random number generators, the
+  /// buffers of module() and the peaks of open MemoryScopes; what else `function` changes is its
+  /// own to undo.
   ///
   /// Any other exception passes as it is, after the same undoing. Gradients from before the call
   /// are gone in any case. Throws c10::OutOfMemoryError where one row is too many, and when memory

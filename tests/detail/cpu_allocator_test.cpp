@@ -63,6 +63,7 @@ class CpuAllocator : public ::testing::Test, public MemoryMeter {
 
  private:
   PeakWindows& windows(c10::Device) override { return counter_; }
+  std::vector<PeakWindows*> all_windows() override { return {&counter_}; }
   tidemark::detail::AllocationLimit& cpu_limit() override { return counter_.limit; }
 
   CpuCounter counter_;

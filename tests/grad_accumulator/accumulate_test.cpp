@@ -6,6 +6,8 @@
 #include <tidemark/detail/batch_slices.h>
 #include <tidemark/detail/out_of_memory.h>
 #include <tidemark/grad_accumulator.h>
+#include <tidemark/gtest/memory_cap.h>
+#include <tidemark/memory/memory_scope.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -330,6 +332,35 @@ TEST(GradAccumulatorAuto, GoesOnBitForBitAsIfItHadBegunWithThatSize) {
     EXPECT_EQ(found.accumulator->micro_batch(), 4);
     EXPECT_THAT(found.sizes, SizeIs(1 + 2 + 4 + 4 + 4));
   }
+}
+
+TEST(GradAccumulatorAuto, UnderAMemoryCapPeaksAsIfItHadBegunWithTheSizeThatFits) {
+  struct Run {
+    int64_t peak;
+    std::optional<int64_t> size;
+  };
+  const auto run = [](std::optional<int64_t> size, std::optional<int64_t> cap) {
+    torch::manual_seed(0);
+    torch::nn::Sequential model(torch::nn::Linear(8, 64), torch::nn::Tanh(),
+                                torch::nn::Linear(64, 1));
+    SGD sgd(model->parameters(), 0.1);
+    GradAccumulator accumulator(sgd, GradAccumulatorOptions().micro_batch(size));
+    const Tensor batch = torch::randn({16, 8});
+    const tidemark::MemoryScope memory;
+    std::optional<tidemark::gtest::MemoryCap> capped;
+    if (cap.has_value()) {
+      capped.emplace(*cap);
+    }
+    accumulator.accumulate(
+        batch, [&](const Tensor& part) { return model->forward(part).square().mean(); });
+    return Run{memory.peak(), accumulator.micro_batch()};
+  };
+  const int64_t whole = run(16, std::nullopt).peak;
+  const int64_t half = run(8, std::nullopt).peak;
+  ASSERT_LT(half, whole);
+  const Run capped = run(std::nullopt, whole - 1);
+  EXPECT_EQ(capped.size, 8);
+  EXPECT_EQ(capped.peak, half);
 }
 
 TEST(GradAccumulatorAuto, TellsWhatToDoWhereOneRowIsTooMany) {

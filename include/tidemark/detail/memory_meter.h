@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace tidemark::detail {
 
@@ -45,6 +46,18 @@ class ProcessMeter final : public MemoryMeter {
       counter = std::make_unique<DeviceCounter>(device);
     }
     return *counter;
+  }
+
+  std::vector<PeakWindows*> all_windows() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<PeakWindows*> all;
+    if (links_[0] != nullptr) {
+      all.push_back(&cpu_);
+    }
+    for (const auto& [device, counter] : devices_) {
+      all.push_back(counter.get());
+    }
+    return all;
   }
 
   AllocationLimit& cpu_limit() override {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
@@ -29,6 +30,9 @@ struct PeakWindow {
   int64_t peak = 0;        // highest live bytes from opened to now
   bool disturbed = false;  // somebody else reset the counters in between
 };
+
+/// The peaks of the scopes that are open at one moment.
+using PeakMark = std::vector<std::pair<const PeakWindow*, int64_t>>;
 
 /// The open scopes of one device. Only an opening scope resets the peak, and folds it into all
 /// scopes that are open first: no scope takes the peak from another, in whatever order they close,
@@ -59,6 +63,32 @@ class PeakWindows {
     const std::lock_guard<std::mutex> lock(mutex_);
     fold(/*reset=*/false);
     return window;
+  }
+
+  /// The peaks as of now.
+  virtual PeakMark mark() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fold(/*reset=*/true);
+    last_.peak = last_.live;
+    PeakMark mark;
+    for (const PeakWindow* window : open_) {
+      mark.emplace_back(window, window->peak);
+    }
+    return mark;
+  }
+
+  /// Forgets what the scopes of the mark have seen since, but for what is still live.
+  virtual void go_back_to(const PeakMark& mark) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fold(/*reset=*/true);
+    last_.peak = last_.live;
+    for (const auto& [marked, peak] : mark) {
+      for (PeakWindow* window : open_) {
+        if (window == marked) {
+          window->peak = std::max(peak, last_.live);
+        }
+      }
+    }
   }
 
  protected:
@@ -93,6 +123,9 @@ class MemoryMeter {
 
   /// The windows of a device, with its counting switched on. They live as long as the process.
   virtual PeakWindows& windows(c10::Device device) = 0;
+
+  /// The windows of all devices whose counting is switched on.
+  virtual std::vector<PeakWindows*> all_windows() = 0;
 
   /// When CPU memory is to run out, with its counting switched on.
   virtual AllocationLimit& cpu_limit() = 0;

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <tidemark/detail/accumulated_grads.h>
+#include <tidemark/detail/peak_snapshot.h>
 #include <tidemark/detail/rng_state.h>
 
 #include <cstddef>
@@ -41,7 +42,8 @@ class TensorValues {
   std::vector<at::Tensor> values_;
 };
 
-/// The default generators and some buffers, as they were when it was made.
+/// The default generators, some buffers, and the peaks of MemoryScopes, as they were when it was
+/// made.
 class WindowSnapshot {
  public:
   explicit WindowSnapshot(const std::vector<at::Tensor>& buffers) : buffers_(distinct(buffers)) {}
@@ -50,9 +52,11 @@ class WindowSnapshot {
     cpu_.restore();
     devices_.restore();
     buffers_.put_back();
+    peaks_.put_back();
   }
 
  private:
+  PeakSnapshot peaks_;
   CpuRngState cpu_ = CpuRngState::now();
   DeviceRngState devices_ = DeviceRngState::now();
   TensorValues buffers_;

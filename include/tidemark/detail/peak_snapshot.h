@@ -1,0 +1,32 @@
+#pragma once
+
+#include <tidemark/detail/memory_meter.h>
+#include <tidemark/detail/peak_windows.h>
+
+#include <utility>
+#include <vector>
+
+namespace tidemark::detail {
+
+/// The peaks that all open MemoryScopes have seen when it was made, to go back to when what follows
+/// is undone and done in another way. Switches no counting on.
+class PeakSnapshot {
+ public:
+  PeakSnapshot() {
+    for (PeakWindows* windows : ProcessMeter::get().all_windows()) {
+      marks_.emplace_back(windows, windows->mark());
+    }
+  }
+
+  /// To be called when what is undone is freed: what is live counts.
+  void put_back() const {
+    for (const auto& [windows, mark] : marks_) {
+      windows->go_back_to(mark);
+    }
+  }
+
+ private:
+  std::vector<std::pair<PeakWindows*, PeakMark>> marks_;
+};
+
+}  // namespace tidemark::detail
