@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/thrown_text.h"
+#include "../support/thrown_text.h"
 
 namespace {
 
