@@ -68,6 +68,9 @@ class PeakWindows {
   /// The peaks as of now.
   virtual PeakMark mark() {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (open_.empty()) {
+      return {};
+    }
     fold(/*reset=*/true);
     last_.peak = last_.live;
     PeakMark mark;
@@ -80,6 +83,9 @@ class PeakWindows {
   /// Forgets what the scopes of the mark have seen since, but for what is still live.
   virtual void go_back_to(const PeakMark& mark) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (mark.empty()) {
+      return;
+    }
     fold(/*reset=*/true);
     last_.peak = last_.live;
     for (const auto& [marked, peak] : mark) {
