@@ -1,6 +1,5 @@
 // The scale that follows from the steps, and what is told about skipped ones.
 
-#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/detail/loss_scale.h>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/host_reads.h"
 #include "../support/thrown_text.h"
 #include "weights.h"
 
@@ -27,29 +27,6 @@ using tidemark::GradScalerOptions;
 using tidemark::StepResult;
 using torch::Tensor;
 using torch::optim::SGD;
-
-// Where a number is read on the host, a device is waited for.
-class HostReads {
- public:
-  HostReads()
-      : handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback([](const at::RecordFunction& fn)
-                                           -> std::unique_ptr<at::ObserverContext> {
-              const std::string name = fn.name();
-              count += name == "aten::_local_scalar_dense" || name == "aten::is_nonzero" ||
-                       name == "aten::nonzero" || name == "aten::equal";
-              return nullptr;
-            }).scopes({at::RecordScope::FUNCTION}))) {}
-  ~HostReads() { at::removeCallback(handle_); }
-  HostReads(const HostReads&) = delete;
-  HostReads& operator=(const HostReads&) = delete;
-
-  static int taken() { return std::exchange(count, 0); }
-
- private:
-  static inline int count = 0;
-  at::CallbackHandle handle_;
-};
 
 TEST(GradScalerUpdate, ReadsTheDeviceOncePerStepAndNowhereElse) {
   GradScaler scaler(GradScalerOptions().growth_interval(1));
