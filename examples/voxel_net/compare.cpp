@@ -185,7 +185,7 @@ double mebibytes(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20);
 
 }  // namespace
 
-std::vector<Technique> all_techniques(VoxelNet& net, torch::ScalarType amp) {
+std::vector<Technique> all_techniques(VoxelNet& net, std::optional<torch::ScalarType> amp) {
   using Options = tidemark::CheckpointedSequentialOptions;
   torch::nn::Sequential blocks;
   for (const torch::nn::AnyModule& block : *net->blocks) {
@@ -207,6 +207,9 @@ std::vector<Technique> all_techniques(VoxelNet& net, torch::ScalarType amp) {
   const Options& trained = net->blocks->checkpoint_options();
   if (trained.segments().has_value() || trained.every().has_value()) {
     techniques.push_back(cut("  as trained", blocks, trained));
+  }
+  if (!amp.has_value()) {
+    return techniques;
   }
   const std::string precision = amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
   techniques.push_back({precision, plain, {}, count, amp});

@@ -43,8 +43,8 @@ struct Sizes {
 int64_t least_held_saving(const Technique& technique, const Sizes& sizes);
 int64_t least_peak_saving(const Technique& technique, const Sizes& sizes);
 
-/// The plain way first, also in mixed precision with `amp`. The techniques share the net's blocks.
-std::vector<Technique> all_techniques(VoxelNet& net, torch::ScalarType amp);
+/// The plain way first; with `amp` in mixed precision, too. The techniques share the net's blocks.
+std::vector<Technique> all_techniques(VoxelNet& net, std::optional<torch::ScalarType> amp);
 
 /// Runs the same step, forward, loss and backward on `batch`, with each technique: the same
 /// weights, BatchNorm statistics and seed each time, the net left as it was. Times are medians of

@@ -1,5 +1,6 @@
 // Teaches a voxel network the tissues of a head scan, with checkpointed activations.
 
+#include <ATen/Version.h>
 #include <tidemark/memory/memory_scope.h>
 #include <torch/torch.h>
 
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -92,8 +94,17 @@ bool compare(Trainer& trainer, const Options& options) {
   for (const torch::Tensor& parameter : trainer.net()->blocks->parameters()) {
     sizes.block_gradients += static_cast<int64_t>(parameter.nbytes()) / options.blocks;
   }
-  const auto techniques =
-      all_techniques(trainer.net(), options.amp_dtype().value_or(torch::kBFloat16));
+  std::optional<torch::ScalarType> amp = options.amp_dtype();
+  if (!amp.has_value()) {
+    // Elsewhere convolutions in bfloat16 take many times as long as in float32.
+    if (device.is_cuda() || at::get_cpu_capability() == "AVX512") {
+      amp = torch::kBFloat16;
+    } else {
+      std::cout
+          << "  mixed precision is left out, since this CPU has no AVX-512; --amp bf16 shows it\n";
+    }
+  }
+  const auto techniques = all_techniques(trainer.net(), amp);
   const auto measured = measure_techniques(trainer.net(), techniques, batch, options.quick ? 3 : 5);
   return report_techniques(techniques, measured, sizes, device.is_cpu());
 }
