@@ -13,9 +13,11 @@
 #include <tidemark/grad_scaler.h>
 #include <tidemark/grad_scaler_options.h>
 #include <tidemark/memory/bytes.h>
+#include <tidemark/memory/empty_cache.h>
 #include <tidemark/memory/held_bytes_scope.h>
 #include <tidemark/memory/measure.h>
 #include <tidemark/memory/memory_scope.h>
+#include <tidemark/memory/memory_stats.h>
 #include <tidemark/nonfinite.h>
 #include <tidemark/numerics_watch.h>
 #include <tidemark/remember.h>

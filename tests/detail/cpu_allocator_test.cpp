@@ -12,6 +12,7 @@
 
 namespace {
 
+using tidemark::detail::BlockObserver;
 using tidemark::detail::CpuCounter;
 using tidemark::detail::MemoryMeter;
 using tidemark::detail::MeteredAllocator;
@@ -61,10 +62,21 @@ class CpuAllocator : public ::testing::Test, public MemoryMeter {
 
   [[nodiscard]] PeakWindow seen() { return counter_.read(window_); }
 
+  void add_observer(BlockObserver& observer) override { counter_.add_observer(observer); }
+  void remove_observer(BlockObserver& observer) noexcept override {
+    counter_.remove_observer(observer);
+  }
+
  private:
   PeakWindows& windows(c10::Device) override { return counter_; }
+  PeakWindows& this_threads_windows() override { return counter_.this_threads_windows(); }
   std::vector<PeakWindows*> all_windows() override { return {&counter_}; }
   tidemark::detail::AllocationLimit& cpu_limit() override { return counter_.limit; }
+  void watch_devices(c10::DeviceType, void (*)(MemoryMeter&)) override {}
+  void device_allocated(c10::Device, void*, int64_t) noexcept override {}
+  void device_freed(c10::Device, void*) noexcept override {}
+  void device_refused(c10::Device, int64_t) noexcept override {}
+  bool watches(c10::DeviceType) override { return false; }
 
   CpuCounter counter_;
   PeakWindow window_;
@@ -218,20 +230,43 @@ TEST_F(CpuAllocator, MemoryThatNobodyGivesBackIsLeftAlone) {
   EXPECT_EQ(seen().now.allocations, 0);
 }
 
-TEST_F(CpuAllocator, ExceptionOfTheBasePassesAndTheNextBlockCounts) {
-  struct : Base {
-    c10::DataPtr allocate(size_t bytes) override {
-      if (bytes > 1000) {
-        throw std::runtime_error("out of memory");
-      }
-      return Base::allocate(bytes);
+/// Refuses what is too big for it.
+struct Small : Base {
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes > 1000) {
+      throw std::runtime_error("out of memory");
     }
-  } base;
+    return Base::allocate(bytes);
+  }
+};
+
+TEST_F(CpuAllocator, ExceptionOfTheBasePassesAndTheNextBlockCounts) {
+  Small base;
   auto& allocator = meter(base);
   EXPECT_THROW(allocator.allocate(2000), std::runtime_error);
   EXPECT_EQ(seen().now.allocations, 0);
   const c10::DataPtr block = allocator.allocate(10);
   EXPECT_EQ(seen().now.live, 10);
+}
+
+TEST_F(CpuAllocator, ObserversAreToldWhatTheBaseRefusesOnce) {
+  struct : BlockObserver {
+    void allocated(c10::Device, const void*, int64_t) noexcept override { ++blocks; }
+    void freed(c10::Device, const void*, int64_t) noexcept override { ++blocks; }
+    void refused(c10::Device device, int64_t bytes) noexcept override {
+      EXPECT_TRUE(device.is_cpu());
+      refusals.push_back(bytes);
+    }
+    int blocks = 0;
+    std::vector<int64_t> refusals;
+  } observer;
+  add_observer(observer);
+  Small base;
+  auto& outer = meter<1>(meter<0>(base));
+  EXPECT_THROW(outer.allocate(2000), std::runtime_error);
+  EXPECT_THAT(observer.refusals, ::testing::ElementsAre(2000));
+  EXPECT_EQ(observer.blocks, 0);
+  remove_observer(observer);
 }
 
 TEST_F(CpuAllocator, BlockThatPassesTwoLinksCountsOnce) {

@@ -20,11 +20,15 @@ using ::testing::DescribeMatcher;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using tidemark::MemoryScope;
 using tidemark::StepMemory;
+using tidemark::gtest::AllocatesNothing;
 using tidemark::gtest::HoldsAtMost;
 using tidemark::gtest::HoldsAtMostFractionOf;
 using tidemark::gtest::LeavesNothingBehind;
 using tidemark::gtest::PeaksAtMost;
+using tidemark::gtest::PeaksAtMostFractionOf;
+using tidemark::gtest::ReturnsToBaseline;
 using tidemark::gtest::SavesAtLeast;
 using tidemark::tests::thrown_text;
 
@@ -37,10 +41,10 @@ StepMemory step_of(int64_t peak, int64_t held, int64_t leftover = 0) {
 }
 
 /// What a failing EXPECT_THAT adds to the value.
-template <class Matcher>
-std::string explain(const Matcher& matcher, const StepMemory& step) {
+template <class Matcher, class Value>
+std::string explain(const Matcher& matcher, const Value& value) {
   ::testing::StringMatchResultListener listener;
-  ::testing::ExplainMatchResult(matcher, step, &listener);
+  ::testing::ExplainMatchResult(matcher, value, &listener);
   return listener.str();
 }
 
@@ -113,6 +117,62 @@ TEST(HoldsAtMostFractionOf, ComparesHeldBytesWithTheBaseline) {
             "bytes) above the limit");
 }
 
+TEST(PeaksAtMostFractionOf, ComparesPeaksWithTheBaseline) {
+  const auto plain = step_of(10_MiB, 1);
+  EXPECT_THAT(step_of(5_MiB, 9_MiB), PeaksAtMostFractionOf(0.5, plain));
+  EXPECT_THAT(step_of(5_MiB + 1, 0), Not(PeaksAtMostFractionOf(0.5, plain)));
+  EXPECT_THAT(step_of(10_MiB, 0), PeaksAtMostFractionOf(1, plain));
+  EXPECT_THAT(step_of(10_MiB + 1, 0), Not(PeaksAtMostFractionOf(1, plain)));
+  EXPECT_EQ(describe(PeaksAtMostFractionOf(0.5, plain)),
+            "peaks at no more than 5.0 MiB (5242880 bytes), which is 50.0 % of the baseline's 10.0 "
+            "MiB (10485760 bytes)");
+  EXPECT_EQ(explain(PeaksAtMostFractionOf(0.5, plain), step_of(6_MiB, 0)),
+            "whose peak is 6.0 MiB (6291456 bytes), 60.0 % of the baseline's, 1.0 MiB (1048576 "
+            "bytes) above the limit");
+}
+
+TEST(AllocatesNothing, FailsForOneBlockEvenIfItIsFreedAgain) {
+  torch::Tensor x = torch::ones({4});
+  EXPECT_THAT(tidemark::measure([&] { x.mul_(x).relu_(); }), AllocatesNothing());
+  const auto step = tidemark::measure([&] { x* x; });
+  EXPECT_THAT(step, Not(AllocatesNothing()));
+  EXPECT_EQ(describe(AllocatesNothing()), "allocates nothing");
+  EXPECT_EQ(describe(Not(AllocatesNothing())), "allocates something");
+  StepMemory blocks;
+  EXPECT_EQ(explain(AllocatesNothing(), blocks), "");
+  blocks.allocations = 1;
+  blocks.allocated = 16;
+  EXPECT_EQ(explain(AllocatesNothing(), blocks), "which allocates 1 block of 16 bytes");
+  blocks.allocations = 3;
+  blocks.allocated = 3_KiB;
+  EXPECT_EQ(explain(AllocatesNothing(), blocks),
+            "which allocates 3 blocks of together 3.0 KiB (3072 bytes)");
+}
+
+TEST(ReturnsToBaseline, FailsWhileMoreOrFewerBytesAreLive) {
+  auto older = torch::ones({1024}, torch::kByte);
+  const MemoryScope scope;
+  EXPECT_THAT(scope, ReturnsToBaseline());
+  {
+    const auto x = torch::ones({2048}, torch::kByte);
+    EXPECT_THAT(scope, Not(ReturnsToBaseline()));
+    EXPECT_EQ(explain(ReturnsToBaseline(), scope),
+              "where 2.0 KiB (2048 bytes) more are live than at its opening");
+    EXPECT_NONFATAL_FAILURE(EXPECT_THAT(scope, ReturnsToBaseline()), "2.0 KiB (2048 bytes) more");
+    EXPECT_EQ(::testing::PrintToString(scope),
+              "MemoryScope opened at " + tidemark::detail::format_exactly(scope.baseline()));
+  }
+  EXPECT_THAT(scope, ReturnsToBaseline());
+  EXPECT_EQ(explain(ReturnsToBaseline(), scope), "");
+  older.reset();
+  EXPECT_THAT(scope, Not(ReturnsToBaseline()));
+  EXPECT_EQ(explain(ReturnsToBaseline(), scope),
+            "where 1.0 KiB (1024 bytes) fewer are live than at its opening");
+  EXPECT_EQ(DescribeMatcher<const MemoryScope&>(ReturnsToBaseline()), "is back at its baseline");
+  EXPECT_EQ(DescribeMatcher<const MemoryScope&>(Not(ReturnsToBaseline())),
+            "is not at its baseline");
+}
+
 TEST(LeavesNothingBehind, PassesAtZeroAndBelowAndFailsAtOneByte) {
   EXPECT_THAT(step_of(1, 1, 0), LeavesNothingBehind());
   EXPECT_THAT(step_of(1, 1, -5), LeavesNothingBehind());
@@ -135,11 +195,15 @@ TEST(MemoryMatchers, NonsensicalArgumentsAreErrorsThatSayWhatIsAllowed) {
                 HasSubstr("must be above 0 and at most 1"));
     EXPECT_THAT(*thrown_text([&] { static_cast<void>(HoldsAtMostFractionOf(fraction, plain)); }),
                 HasSubstr("must be above 0 and at most 1"));
+    EXPECT_THAT(*thrown_text([&] { static_cast<void>(PeaksAtMostFractionOf(fraction, plain)); }),
+                HasSubstr("must be above 0 and at most 1"));
   }
   EXPECT_THAT(*thrown_text([] { static_cast<void>(SavesAtLeast(0.5, step_of(0, 10))); }),
               AllOf(HasSubstr("peaks at 0 bytes"), HasSubstr("Measure the plain step first")));
   EXPECT_THAT(*thrown_text([] { static_cast<void>(HoldsAtMostFractionOf(0.5, step_of(10, 0))); }),
               HasSubstr("holds 0 bytes"));
+  EXPECT_THAT(*thrown_text([] { static_cast<void>(PeaksAtMostFractionOf(0.5, step_of(0, 1))); }),
+              AllOf(HasSubstr("PeaksAtMostFractionOf"), HasSubstr("peaks at 0 bytes")));
 }
 
 TEST(MemoryMatchers, ComposeWithOtherMatchers) {

@@ -3,6 +3,8 @@
 #include <tidemark/memory/bytes.h>
 #include <torch/torch.h>
 
+#include <cstdint>
+#include <limits>
 #include <thread>
 
 #include "../support/thrown_text.h"
@@ -50,6 +52,12 @@ TEST(MemoryCap, OfNoBytesRefusesEveryAllocationOfAnOpAndNothingBehindItsEnd) {
     EXPECT_NO_THROW(torch::empty({0}));
   }
   EXPECT_NO_THROW(x + 1);
+}
+
+TEST(MemoryCap, OfMoreBytesThanThereAreIsNone) {
+  const torch::Tensor live = bytes(1);
+  const MemoryCap cap(std::numeric_limits<int64_t>::max() - 1);
+  EXPECT_NO_THROW(bytes(1_MiB));
 }
 
 TEST(MemoryCap, FailsOneChosenAllocation) {

@@ -1,5 +1,4 @@
-// MemoryScope on devices, with an allocator that stands for a device's: it keeps the statistics
-// that caching allocators keep, with their one peak that can be reset.
+// MemoryScope on devices, with an allocator that stands for a device's.
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
@@ -11,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,75 +17,18 @@
 #include <vector>
 
 #include "../support/thrown_text.h"
+#include "fake_device.h"
 
 namespace {
 
 using namespace tidemark::literals;
 using ::testing::HasSubstr;
 using tidemark::MemoryScope;
+using tidemark::tests::FakeDevice;
+using tidemark::tests::kDevice;
+using tidemark::tests::kType;
+using tidemark::tests::new_device;
 using tidemark::tests::thrown_text;
-
-constexpr auto kType = c10::DeviceType::PrivateUse1;
-const c10::Device kDevice(kType, 0);
-
-class FakeDevice : public c10::DeviceAllocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    const auto size = static_cast<int64_t>(bytes);
-    stats.allocation[0].increase(1);
-    stats.allocated_bytes[0].increase(rounded(size));
-    if (tells_requested_bytes) {
-      stats.requested_bytes[0].increase(size);
-    }
-    auto* block = new Block{*this, size};
-    return {&block->memory, block, &release, kDevice};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    return stats;
-  }
-  void resetAccumulatedStats(c10::DeviceIndex) override {
-    stats.allocation[0].reset_accumulated();
-    stats.allocated_bytes[0].reset_accumulated();
-    stats.requested_bytes[0].reset_accumulated();
-  }
-  void resetPeakStats(c10::DeviceIndex) override {
-    stats.allocated_bytes[0].reset_peak();
-    stats.requested_bytes[0].reset_peak();
-  }
-
-  static int64_t rounded(int64_t bytes) { return (bytes + 511) / 512 * 512; }
-
-  bool tells_requested_bytes = true;
-  c10::CachingDeviceAllocator::DeviceStats stats;
-
- private:
-  struct Block {
-    FakeDevice& device;
-    int64_t size;
-    char memory = 0;  // only for its address
-  };
-
-  static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    auto& stats = block->device.stats;
-    stats.allocated_bytes[0].decrease(rounded(block->size));
-    if (block->device.tells_requested_bytes) {
-      stats.requested_bytes[0].decrease(block->size);
-    }
-  }
-};
-
-/// Allocators live as long as the process.
-FakeDevice& new_device() {
-  static std::deque<FakeDevice> devices;
-  return devices.emplace_back();
-}
 
 class DeviceMemory : public ::testing::Test {
  protected:
@@ -203,6 +144,12 @@ TEST_F(DeviceMemory, AllocatorThatIsReplacedUnderAScopeIsNoticedNotReported) {
   const MemoryScope scope(kDevice);
   c10::SetAllocator(kType, &new_device());
   EXPECT_THROW(static_cast<void>(scope.peak()), c10::Error);
+}
+
+TEST_F(DeviceMemory, ScopeOfOneThreadIsRefusedWithTheWayOut) {
+  EXPECT_THAT(thrown_text([] { MemoryScope scope(kDevice, MemoryScope::Threads::kThis); }).value(),
+              ::testing::AllOf(HasSubstr("no figures of one thread for privateuseone:0"),
+                               HasSubstr("Use Threads::kAll there")));
 }
 
 TEST_F(DeviceMemory, ScopesOfTheDeviceAndOfTheCpuAreIndependent) {

@@ -394,6 +394,16 @@ TEST(MemoryScopeSurvives, RawAllocation) {
   EXPECT_EQ(scope.current(), 0);
 }
 
+TEST(MemoryScope, DestroyedModelWithItsOptimizerGivesAllBack) {
+  expect_all_given_back([] {
+    torch::nn::Sequential net(torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 4, 3)),
+                              torch::nn::BatchNorm3d(4), torch::nn::ReLU());
+    torch::optim::Adam optimizer(net->parameters());
+    net->forward(torch::randn({2, 2, 6, 6, 6})).sum().backward();
+    optimizer.step();
+  });
+}
+
 TEST(MemoryScope, PeaksAreTheSameToTheByteInEveryRepeat) {
   torch::nn::Sequential net(torch::nn::Conv3d(torch::nn::Conv3dOptions(2, 4, 3).padding(1)),
                             torch::nn::BatchNorm3d(4), torch::nn::ReLU(),

@@ -2,9 +2,12 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
+#include <tidemark/detail/block_observer.h>
+#include <tidemark/detail/memory_meter.h>
 #include <tidemark/memory/memory_scope.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
@@ -39,6 +42,7 @@ struct Forwarding : c10::Allocator {
   explicit Forwarding(c10::Allocator* next) : next(next) {}
   c10::DataPtr allocate(size_t bytes) override {
     ++blocks;
+    asked += static_cast<int64_t>(bytes);
     return next->allocate(bytes);
   }
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return next->raw_deleter(); }
@@ -47,6 +51,14 @@ struct Forwarding : c10::Allocator {
   }
   c10::Allocator* next;
   int blocks = 0;
+  int64_t asked = 0;  // bytes
+};
+
+/// Adds up what it is told.
+struct Adding : tidemark::detail::BlockObserver {
+  void allocated(c10::Device, const void*, int64_t bytes) noexcept override { live += bytes; }
+  void freed(c10::Device, const void*, int64_t bytes) noexcept override { live -= bytes; }
+  int64_t live = 0;
 };
 
 TEST_F(MeterInstall, BlocksFromBeforeAreFreedAndNotCounted) {
@@ -73,6 +85,36 @@ TEST_F(MeterInstall, StorageFromBeforeCanBeResized) {
     EXPECT_EQ(scope.current(), 0);  // it keeps the allocator that it was made with
     before = before.clone();
     EXPECT_EQ(scope.current(), 8000);
+  });
+}
+
+TEST_F(MeterInstall, BlocksFromBeforeAreNotToldToObservers) {
+  expect_in_own_process([] {
+    auto before = torch::ones({1000});
+    Adding observer;
+    tidemark::detail::ProcessMeter::get().add_observer(observer);
+    auto after = torch::ones({10});
+    before.reset();
+    EXPECT_EQ(observer.live, 40);
+    after.reset();
+    EXPECT_EQ(observer.live, 0);
+    tidemark::detail::ProcessMeter::get().remove_observer(observer);
+  });
+}
+
+TEST_F(MeterInstall, InstallingWhenTensorsExistPrintsNothing) {
+  expect_in_own_process([] {
+    auto before = torch::ones({1000});
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    {
+      const MemoryScope scope;
+      const MemoryScope mine(MemoryScope::Threads::kThis);
+      before.reset();
+      torch::ones({10});
+    }
+    EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   });
 }
 
@@ -137,6 +179,28 @@ TEST_F(MeterInstall, AllocatorThatWrapsTheMeterLaterLeavesItInPlace) {
     const MemoryScope third;
     EXPECT_EQ(c10::GetCPUAllocator(), meter);
     EXPECT_EQ(first.current(), 80);
+  });
+}
+
+TEST_F(MeterInstall, MeterBetweenTwoAllocatorsOfUsersCountsWhatBothCount) {
+  expect_in_own_process([] {
+    static Forwarding below(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(&below);
+    const MemoryScope scope;
+    static Forwarding above(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(&above);
+    const MemoryScope mine(MemoryScope::Threads::kThis);
+    const int64_t from = above.asked;  // with the one that asked whether it leads to the meter
+    {
+      torch::nn::Linear layer(16, 16);
+      layer(torch::randn({8, 16})).square().sum().backward();
+      EXPECT_EQ(scope.allocated(), above.asked - from);
+      EXPECT_EQ(mine.allocated(), above.asked - from);
+      EXPECT_EQ(below.asked, above.asked);
+      EXPECT_EQ(below.blocks, above.blocks);
+    }
+    EXPECT_EQ(scope.current(), 0);
+    EXPECT_EQ(mine.current(), 0);
   });
 }
 
@@ -219,6 +283,23 @@ TEST_F(MeterInstall, AllocatorWithContextsOfItsOwnIsMetered) {
   });
 }
 
+TEST_F(MeterInstall, AllocatorWithContextsOfItsOwnIsMeteredForThreadsAndObservers) {
+  expect_in_own_process([] {
+    static WithContext user;
+    c10::SetCPUAllocator(&user);
+    Adding observer;
+    tidemark::detail::ProcessMeter::get().add_observer(observer);
+    const MemoryScope mine(MemoryScope::Threads::kThis);
+    auto a = torch::ones({10});
+    EXPECT_EQ(mine.current(), 40);
+    EXPECT_EQ(observer.live, 40);
+    std::thread([&] { a.reset(); }).join();
+    EXPECT_EQ(mine.current(), 0);
+    EXPECT_EQ(observer.live, 0);
+    tidemark::detail::ProcessMeter::get().remove_observer(observer);
+  });
+}
+
 Tensor& tensor_of_static_life() {
   static Tensor tensor;
   return tensor;
@@ -243,6 +324,32 @@ TEST_F(MeterInstall, ProcessEndsWellWithLiveTensorsInStatics) {
       auto tensor = torch::ones({10});
       const MemoryScope at_exit;
       auto other = torch::ones({10});
+      if (at_exit.current() != 40) {
+        std::cerr << "wrong at exit\n";
+        std::_Exit(1);
+      }
+    });
+  });
+}
+
+TEST_F(MeterInstall, ProcessEndsWellWithScopesOfThreadsAndObserversInStatics) {
+  expect_in_own_process([] {
+    static Adding& observer = *new Adding;  // it is told of the blocks of statics that end later
+    tidemark::detail::ProcessMeter::get().add_observer(observer);
+    static MemoryScope scope(MemoryScope::Threads::kThis);
+    static std::unique_ptr<MemoryScope> of_thread;
+    t_tensor.tensor = torch::ones({1000});
+    std::thread([] {
+      of_thread = std::make_unique<MemoryScope>(MemoryScope::Threads::kThis);
+      t_tensor.tensor = torch::ones({1000});
+      tensor_of_static_life() = torch::ones({1000});
+    }).join();
+    EXPECT_EQ(scope.current(), 4000);
+    EXPECT_EQ(of_thread->current(), 4000);
+    EXPECT_EQ(observer.live, 8000);
+    std::atexit([] {
+      const MemoryScope at_exit(MemoryScope::Threads::kThis);
+      auto tensor = torch::ones({10});
       if (at_exit.current() != 40) {
         std::cerr << "wrong at exit\n";
         std::_Exit(1);

@@ -15,11 +15,14 @@
 
 namespace tidemark::detail {
 
-/// A live block of memory, and what gives it back.
+class ThreadCounter;
+
+/// A live block of memory, what gives it back, and where it counts besides.
 struct Block {
   void* address = nullptr;
   int64_t bytes = 0;
   c10::DeleterFnPtr deleter = nullptr;
+  ThreadCounter* thread = nullptr;
 };
 
 /// Live blocks by address. Thread-safe; shards keep threads out of each other's way. Open

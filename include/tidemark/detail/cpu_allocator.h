@@ -4,15 +4,21 @@
 
 #include <c10/core/Allocator.h>
 #include <tidemark/detail/allocation_limit.h>
+#include <tidemark/detail/block_observer.h>
 #include <tidemark/detail/block_table.h>
 #include <tidemark/detail/peak_windows.h>
 #include <tidemark/detail/spin_lock.h>
+#include <tidemark/detail/thread_counter.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <iterator>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace tidemark::detail {
 
@@ -33,17 +39,73 @@ class CpuCounter final : public PeakWindows {
     }
   }
 
-  void add(int64_t bytes) noexcept {
-    const std::lock_guard<SpinLock> lock(spin_);
-    counters_.live += bytes;
-    counters_.peak = std::max(counters_.peak, counters_.live);
-    counters_.allocated += bytes;
-    ++counters_.allocations;
+  /// Where a block of this thread counts besides, if anywhere.
+  [[nodiscard]] ThreadCounter* thread_counter() const {
+    return any_thread_.load(std::memory_order_relaxed) ? t_thread_counter : nullptr;
   }
 
-  void subtract(int64_t bytes) noexcept {
+  void add(const Block& block) noexcept {
     const std::lock_guard<SpinLock> lock(spin_);
-    counters_.live -= bytes;
+    counters_.add(block.bytes);
+    if (block.thread != nullptr) {
+      block.thread->add(block.bytes);
+    }
+    observers_.allocated(c10::kCPU, block.address, block.bytes);
+  }
+
+  void subtract(const Block& block) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    counters_.subtract(block.bytes);
+    if (block.thread != nullptr) {
+      block.thread->subtract(block.bytes);
+    }
+    observers_.freed(c10::kCPU, block.address, block.bytes);
+  }
+
+  /// The windows of this thread, counted from the first call on.
+  PeakWindows& this_threads_windows() {
+    any_thread_.store(true, std::memory_order_relaxed);
+    if (t_thread_counter == nullptr) {
+      const std::lock_guard<std::mutex> lock(threads_mutex_);
+      auto free = std::find_if(threads_.begin(), threads_.end(),
+                               [](ThreadCounter& counter) { return counter.take(); });
+      if (free == threads_.end()) {
+        threads_.emplace_back(spin_).take();
+        free = std::prev(threads_.end());
+      }
+      use_thread_counter(*free);
+    }
+    return *t_thread_counter;
+  }
+
+  void append_threads_windows(std::vector<PeakWindows*>& all) {
+    const std::lock_guard<std::mutex> lock(threads_mutex_);
+    for (ThreadCounter& counter : threads_) {
+      all.push_back(&counter);
+    }
+  }
+
+  void add_observer(BlockObserver& observer) {
+    const std::lock_guard<SpinLock> lock(spin_);
+    observers_.add(observer);
+  }
+  void remove_observer(BlockObserver& observer) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    observers_.remove(observer);
+  }
+
+  // For blocks of other devices, which are counted there.
+  void tell_allocated(c10::Device device, const Block& block) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    observers_.allocated(device, block.address, block.bytes);
+  }
+  void tell_refused(c10::Device device, int64_t bytes) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    observers_.refused(device, bytes);
+  }
+  void tell_freed(c10::Device device, const Block& block) noexcept {
+    const std::lock_guard<SpinLock> lock(spin_);
+    observers_.freed(device, block.address, block.bytes);
   }
 
  protected:
@@ -57,8 +119,15 @@ class CpuCounter final : public PeakWindows {
   }
 
  private:
-  SpinLock spin_;
+  // What allocations only read, apart from the lock and what its holder writes, which are on one
+  // cache line so that threads get both at once.
+  std::atomic<bool> any_thread_{false};
+  BlockObservers observers_;
+  alignas(64) SpinLock spin_;
   MemoryCounters counters_;
+
+  alignas(64) std::mutex threads_mutex_;
+  std::deque<ThreadCounter> threads_;
 };
 
 inline namespace process_v1 {
@@ -109,21 +178,30 @@ class MeteredAllocator : public MeterLink {
     // A user's allocator may lie between two of our links; then the outer one counts.
     const BelowLink below;
     const bool counts = !below.nested();
-    if (counts && bytes > 0) {
-      counter_.expect_room(bytes);
+    c10::DataPtr block;
+    try {
+      if (counts && bytes > 0) {
+        counter_.expect_room(bytes);
+      }
+      block = base_.allocate(bytes);
+    } catch (...) {
+      if (counts) {
+        counter_.tell_refused(c10::kCPU, static_cast<int64_t>(bytes));
+      }
+      throw;
     }
-    c10::DataPtr block = base_.allocate(bytes);
     const c10::DeleterFnPtr base_deleter = block.get_deleter();
     if (block.get() != block.get_context()) {
       return counts && block.get_context() != nullptr ? wrap(std::move(block), bytes)
                                                       : std::move(block);
     }
     if (counts && block.get() != nullptr) {
-      const auto size = static_cast<int64_t>(bytes);
-      if (const auto lost = blocks_.insert({block.get(), size, base_deleter})) {
-        counter_.subtract(lost->bytes);  // given back behind our back, or it could not be here
+      const Block known{block.get(), static_cast<int64_t>(bytes), base_deleter,
+                        counter_.thread_counter()};
+      if (const auto lost = blocks_.insert(known)) {
+        counter_.subtract(*lost);  // given back behind our back, or it could not be here
       }
-      counter_.add(size);
+      counter_.add(known);
     } else if (base_deleter != base_.raw_deleter()) {
       return block;  // not in the table, so its deleter would be forgotten
     }
@@ -133,7 +211,7 @@ class MeteredAllocator : public MeterLink {
 
   void give_back(void* address) {
     if (const auto block = blocks_.remove(address)) {
-      counter_.subtract(block->bytes);
+      counter_.subtract(*block);
       block->deleter(address);
     } else if (const c10::DeleterFnPtr deleter = base_.raw_deleter()) {
       deleter(address);
@@ -157,19 +235,20 @@ class MeteredAllocator : public MeterLink {
   /// For allocators whose blocks have a context of their own; those can't raw_allocate() anyway.
   struct Wrapped {
     c10::DataPtr block;
-    int64_t bytes;
+    Block known;
     CpuCounter& counter;
   };
 
   c10::DataPtr wrap(c10::DataPtr block, size_t bytes) {
-    auto* wrapped = new Wrapped{std::move(block), static_cast<int64_t>(bytes), counter_};
-    counter_.add(wrapped->bytes);
-    return {wrapped->block.get(), wrapped, &delete_wrapped, wrapped->block.device()};
+    const Block known{block.get(), static_cast<int64_t>(bytes), nullptr, counter_.thread_counter()};
+    auto* wrapped = new Wrapped{std::move(block), known, counter_};
+    counter_.add(known);
+    return {known.address, wrapped, &delete_wrapped, wrapped->block.device()};
   }
 
   static void delete_wrapped(void* context) {
     auto* wrapped = static_cast<Wrapped*>(context);
-    wrapped->counter.subtract(wrapped->bytes);
+    wrapped->counter.subtract(wrapped->known);
     delete wrapped;
   }
 

@@ -24,14 +24,28 @@ namespace tidemark::detail {
 
 inline namespace process_v1 {
 
-/// The storages that saved tensors hold, each counted once. Shared by the scope that asks and by
-/// the hooks, which may outlive it and die on any thread. Thread-safe.
-class HeldBytes {
+/// Is told of the storages that saved tensors hold. Shared by the scope that asks and by the hooks,
+/// which may outlive it and die on any thread. Thread-safe.
+class SavedAccount {
+ public:
+  SavedAccount() = default;
+  SavedAccount(const SavedAccount&) = delete;
+  SavedAccount& operator=(const SavedAccount&) = delete;
+  virtual ~SavedAccount() = default;
+
+  /// One more saved tensor holds `storage`. What it returns is given back to remove().
+  virtual int64_t add(const c10::Storage& storage) = 0;
+
+  /// That saved tensor is gone.
+  virtual void remove(c10::StorageImpl* storage, int64_t number) noexcept = 0;
+};
+
+/// The storages that saved tensors hold, each counted once.
+class HeldBytes final : public SavedAccount {
  public:
   explicit HeldBytes(std::optional<c10::Device> device) : device_(device) {}
 
-  /// One more saved tensor holds `storage`.
-  void add(const c10::Storage& storage) {
+  int64_t add(const c10::Storage& storage) override {
     const int64_t bytes = bytes_of(*storage.unsafeGetStorageImpl());
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& held = storages_[storage.unsafeGetStorageImpl()];
@@ -40,10 +54,10 @@ class HeldBytes {
     }
     resize(held, bytes);
     peak_ = std::max(peak_, current_);
+    return 0;
   }
 
-  /// One saved tensor less.
-  void remove(c10::StorageImpl* storage) noexcept {
+  void remove(c10::StorageImpl* storage, int64_t /*number*/) noexcept override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto held = storages_.find(storage);
     if (--held->second.tensors == 0) {
@@ -144,14 +158,14 @@ inline bool is_parameter(const at::Tensor& tensor) {
 }
 
 /// Keeps a saved tensor as autograd would, on the accounts of the scopes that were open.
-class HeldBytesHooks final : public torch::autograd::SavedVariableHooks {
+class WatchedSave final : public torch::autograd::SavedVariableHooks {
  public:
-  explicit HeldBytesHooks(std::vector<std::shared_ptr<HeldBytes>> accounts)
+  explicit WatchedSave(std::vector<std::shared_ptr<SavedAccount>> accounts)
       : accounts_(std::move(accounts)) {}
 
-  ~HeldBytesHooks() override {
-    for (const auto& [account, storage] : entries_) {
-      account->remove(storage);
+  ~WatchedSave() override {
+    for (const auto& entry : entries_) {
+      entry.account->remove(entry.storage, entry.number);
     }
   }
 
@@ -163,8 +177,8 @@ class HeldBytesHooks final : public torch::autograd::SavedVariableHooks {
     for_each_storage(tensor, [this](const c10::Storage& storage) {
       for (const auto& account : accounts_) {
         entries_.reserve(entries_.size() + 1);
-        account->add(storage);
-        entries_.emplace_back(account.get(), storage.unsafeGetStorageImpl());
+        const int64_t number = account->add(storage);
+        entries_.push_back({account.get(), storage.unsafeGetStorageImpl(), number});
       }
     });
   }
@@ -172,32 +186,37 @@ class HeldBytesHooks final : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override { return kept_.unpack(); }
 
  private:
+  struct Entry {
+    SavedAccount* account;
+    c10::StorageImpl* storage;
+    int64_t number;
+  };
   KeptTensor kept_;
-  std::vector<std::shared_ptr<HeldBytes>> accounts_;
-  std::vector<std::pair<HeldBytes*, c10::StorageImpl*>> entries_;
+  std::vector<std::shared_ptr<SavedAccount>> accounts_;
+  std::vector<Entry> entries_;
 };
 
 inline namespace process_v1 {
 
 /// Watches, and leaves what happens to the tensors to the makers around it.
-class HeldBytesMaker : public HookMaker {
+class SaveWatcher : public HookMaker {
  public:
-  explicit HeldBytesMaker(std::shared_ptr<HeldBytes> account) : account_(std::move(account)) {}
+  explicit SaveWatcher(std::shared_ptr<SavedAccount> account) : account_(std::move(account)) {}
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
-    std::vector<std::shared_ptr<HeldBytes>> accounts;
+    std::vector<std::shared_ptr<SavedAccount>> accounts;
     for (HookMaker* maker = this; maker != nullptr; maker = maker->outer) {
-      if (auto* watcher = dynamic_cast<HeldBytesMaker*>(maker)) {
+      if (auto* watcher = dynamic_cast<SaveWatcher*>(maker)) {
         accounts.push_back(watcher->account_);
       } else if (auto hooks = maker->make_hooks()) {
         return hooks;  // it keeps the tensor in its own way, so the graph does not
       }
     }
-    return std::make_unique<HeldBytesHooks>(std::move(accounts));
+    return std::make_unique<WatchedSave>(std::move(accounts));
   }
 
  private:
-  std::shared_ptr<HeldBytes> account_;
+  std::shared_ptr<SavedAccount> account_;
 };
 
 }  // namespace process_v1

@@ -5,6 +5,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
+#include <tidemark/detail/block_observer.h>
+#include <tidemark/detail/block_table.h>
 #include <tidemark/detail/cpu_allocator.h>
 #include <tidemark/detail/device_counter.h>
 #include <tidemark/detail/keep_loaded.h>
@@ -17,6 +19,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -48,12 +52,18 @@ class ProcessMeter final : public MemoryMeter {
     return *counter;
   }
 
+  PeakWindows& this_threads_windows() override {
+    windows(c10::kCPU);
+    return cpu_.this_threads_windows();
+  }
+
   std::vector<PeakWindows*> all_windows() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<PeakWindows*> all;
     if (links_[0] != nullptr) {
       all.push_back(&cpu_);
     }
+    cpu_.append_threads_windows(all);
     for (const auto& [device, counter] : devices_) {
       all.push_back(counter.get());
     }
@@ -63,6 +73,50 @@ class ProcessMeter final : public MemoryMeter {
   AllocationLimit& cpu_limit() override {
     windows(c10::kCPU);
     return cpu_.limit;
+  }
+
+  void add_observer(BlockObserver& observer) override {
+    windows(c10::kCPU);
+    cpu_.add_observer(observer);
+  }
+
+  void remove_observer(BlockObserver& observer) noexcept override {
+    cpu_.remove_observer(observer);
+  }
+
+  void watch_devices(c10::DeviceType type, void (*attach)(MemoryMeter&)) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (watched_.count(type) == 0) {
+      attach(*this);
+      watched_.insert(type);
+    }
+  }
+
+  bool watches(c10::DeviceType type) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return type == c10::kCPU || watched_.count(type) != 0;
+  }
+
+  void device_allocated(c10::Device device, void* address, int64_t bytes) noexcept override {
+    const Block block{address, bytes};
+    try {
+      if (const auto lost = device_blocks_.insert(block)) {
+        cpu_.tell_freed(device, *lost);
+      }
+    } catch (const std::bad_alloc&) {
+      return;  // it will not be known when it goes, either
+    }
+    cpu_.tell_allocated(device, block);
+  }
+
+  void device_freed(c10::Device device, void* address) noexcept override {
+    if (const auto block = device_blocks_.remove(address)) {
+      cpu_.tell_freed(device, *block);
+    }
+  }
+
+  void device_refused(c10::Device device, int64_t bytes) noexcept override {
+    cpu_.tell_refused(device, bytes);
   }
 
  private:
@@ -132,6 +186,8 @@ class ProcessMeter final : public MemoryMeter {
   std::mutex mutex_;
   CpuCounter cpu_;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<DeviceCounter>> devices_;
+  std::set<c10::DeviceType> watched_;
+  BlockTable device_blocks_;
 };
 
 }  // namespace tidemark::detail

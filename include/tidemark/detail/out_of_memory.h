@@ -2,10 +2,8 @@
 
 // Telling that memory ran out from all else that goes wrong.
 
-#include <ATen/DeviceAccelerator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
-#include <tidemark/detail/rng_state.h>
+#include <tidemark/detail/device_allocator.h>  // empty_device_caches()
 
 #include <algorithm>
 #include <array>
@@ -46,18 +44,6 @@ inline bool is_out_of_memory(const std::exception& error) {
   const auto text = text_of(error);
   return std::any_of(kTexts.begin(), kTexts.end(),
                      [&](const char* known) { return text.find(known) != std::string::npos; });
-}
-
-/// Gives blocks that are cached but not in use back to the devices, so that they can be cut anew.
-inline void empty_device_caches() {
-  const auto type = accelerator_in_use();
-  if (!type.has_value()) {
-    return;
-  }
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(*type));
-  if (allocator != nullptr && allocator->initialized()) {
-    allocator->emptyCache();
-  }
 }
 
 }  // namespace tidemark::detail

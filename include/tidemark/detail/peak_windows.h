@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 #include <tidemark/detail/allocation_limit.h>
+#include <tidemark/detail/block_observer.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -21,6 +22,21 @@ struct MemoryCounters {
   int64_t peak = 0;  // of live, since it was last reset
   int64_t allocated = 0;
   int64_t allocations = 0;
+  int64_t blocks = 0;  // that are live
+  int64_t most_blocks = 0;
+
+  void add(int64_t bytes) noexcept {
+    live += bytes;
+    peak = std::max(peak, live);
+    allocated += bytes;
+    ++allocations;
+    ++blocks;
+    most_blocks = std::max(most_blocks, blocks);
+  }
+  void subtract(int64_t bytes) noexcept {
+    live -= bytes;
+    --blocks;
+  }
 };
 
 /// One open scope.
@@ -65,6 +81,15 @@ class PeakWindows {
     return window;
   }
 
+  /// All that was counted so far, with the peak of all that time; from a reset by somebody else on.
+  virtual MemoryCounters totals() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fold(/*reset=*/false);
+    MemoryCounters totals = last_;
+    totals.peak = highest_;
+    return totals;
+  }
+
   /// The peaks as of now.
   virtual PeakMark mark() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -101,6 +126,11 @@ class PeakWindows {
   /// Reads the counters and then, if asked, sets the peak to what is live, in one step.
   virtual MemoryCounters count(bool reset) = 0;
 
+  [[nodiscard]] bool any_open() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !open_.empty();
+  }
+
  private:
   void fold(bool reset) {
     const MemoryCounters now = count(reset);
@@ -111,12 +141,14 @@ class PeakWindows {
       window->peak = std::max(window->peak, now.peak);
       window->disturbed = window->disturbed || disturbed;
     }
+    highest_ = disturbed ? now.peak : std::max(highest_, now.peak);
     last_ = now;
   }
 
   std::mutex mutex_;
   std::vector<PeakWindow*> open_;
   MemoryCounters last_;
+  int64_t highest_ = 0;
 };
 
 /// All that a process counts; one for all its shared objects.
@@ -130,11 +162,37 @@ class MemoryMeter {
   /// The windows of a device, with its counting switched on. They live as long as the process.
   virtual PeakWindows& windows(c10::Device device) = 0;
 
-  /// The windows of all devices whose counting is switched on.
+  /// The windows of what the calling thread allocates on the CPU from its first call on, whichever
+  /// thread frees it, with CPU counting switched on. They live as long as the process.
+  virtual PeakWindows& this_threads_windows() = 0;
+
+  /// The windows of all devices and threads whose counting is switched on.
   virtual std::vector<PeakWindows*> all_windows() = 0;
 
   /// When CPU memory is to run out, with its counting switched on.
   virtual AllocationLimit& cpu_limit() = 0;
+
+  /// From now on the observer is told of all blocks, of the CPU with its counting switched on.
+  virtual void add_observer(BlockObserver& observer) = 0;
+
+  /// When it returns, no call of the observer is under way, and none follows.
+  virtual void remove_observer(BlockObserver& observer) noexcept = 0;
+
+  /// Runs `attach`, which is to have the blocks of such devices reported, unless one has run
+  /// before.
+  virtual void watch_devices(c10::DeviceType type, void (*attach)(MemoryMeter&)) = 0;
+
+  /// Whether observers are told of blocks on such devices.
+  virtual bool watches(c10::DeviceType type) = 0;
+
+  /// A block of a watched device came, for the observers to be told.
+  virtual void device_allocated(c10::Device device, void* address, int64_t bytes) noexcept = 0;
+
+  /// A block of a watched device went; one that did not come to notice is ignored.
+  virtual void device_freed(c10::Device device, void* address) noexcept = 0;
+
+  /// A watched device could not give `bytes`.
+  virtual void device_refused(c10::Device device, int64_t bytes) noexcept = 0;
 };
 
 }  // namespace process_v1

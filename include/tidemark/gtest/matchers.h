@@ -7,11 +7,11 @@
 //     EXPECT_THAT(step, tidemark::gtest::HoldsAtMost(12_MiB));
 //
 // Assert relations (checkpointed against plain) or sums of tensor sizes rather than figures that
-// were once seen: those change with every LibTorch. Including this header installs the memory
-// meter before main(), so that no test depends on which of them measures first.
+// were once seen: those change with every LibTorch. Of several steps see growth.h.
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock-matchers.h>
+#include <tidemark/detail/meter_before_main.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/measure.h>
 #include <tidemark/memory/memory_scope.h>
@@ -28,8 +28,6 @@
 namespace tidemark {
 
 namespace detail {
-
-inline const bool meter_is_installed = (install_memory_meter(), true);
 
 inline std::string format_percent(double fraction) {
   std::ostringstream out;
@@ -115,6 +113,37 @@ class NothingLeftBehind {
   }
 };
 
+class NothingAllocated {
+ public:
+  void DescribeTo(std::ostream* out) const { *out << "allocates nothing"; }
+  void DescribeNegationTo(std::ostream* out) const { *out << "allocates something"; }
+
+  bool MatchAndExplain(const StepMemory& step, ::testing::MatchResultListener* listener) const {
+    if (step.allocations != 0) {
+      *listener << "which allocates " << step.allocations
+                << (step.allocations == 1 ? " block of " : " blocks of together ")
+                << format_exactly(step.allocated);
+    }
+    return step.allocations == 0;
+  }
+};
+
+class AtBaseline {
+ public:
+  void DescribeTo(std::ostream* out) const { *out << "is back at its baseline"; }
+  void DescribeNegationTo(std::ostream* out) const { *out << "is not at its baseline"; }
+
+  bool MatchAndExplain(const MemoryScope& scope, ::testing::MatchResultListener* listener) const {
+    const int64_t bytes = scope.current();
+    if (bytes > 0) {
+      *listener << "where " << format_exactly(bytes) << " more are live than at its opening";
+    } else if (bytes < 0) {
+      *listener << "where " << format_exactly(-bytes) << " fewer are live than at its opening";
+    }
+    return bytes == 0;
+  }
+};
+
 inline void check_limit(const char* matcher, int64_t bytes) {
   TORCH_CHECK(bytes >= 0, "tidemark: ", matcher, ": the limit is ", bytes,
               " bytes, which no step can keep. Give 0 bytes or more.");
@@ -131,6 +160,11 @@ inline void check_fraction(const char* matcher, double fraction, const char* fig
 
 }  // namespace detail
 
+/// How GoogleTest prints a scope.
+inline void PrintTo(const MemoryScope& scope, std::ostream* out) {
+  *out << "MemoryScope opened at " << detail::format_exactly(scope.baseline());
+}
+
 namespace gtest {
 
 /// Matches a step whose peak is at most `bytes`. Throws for a negative number.
@@ -143,6 +177,14 @@ namespace gtest {
 [[nodiscard]] inline auto HoldsAtMost(int64_t bytes) {
   detail::check_limit("HoldsAtMost", bytes);
   return ::testing::MakePolymorphicMatcher(detail::FigureAtMost(detail::kStepHeld, bytes));
+}
+
+/// Matches a step whose peak is at most `fraction` of that of `baseline`.
+/// Throws where `fraction` is not in (0, 1], and where the baseline has no peak.
+[[nodiscard]] inline auto PeaksAtMostFractionOf(double fraction, const StepMemory& baseline) {
+  detail::check_fraction("PeaksAtMostFractionOf", fraction, "peaks at", baseline.peak);
+  return ::testing::MakePolymorphicMatcher(
+      detail::FigureAtMost(detail::kStepPeak, fraction, baseline));
 }
 
 /// Matches a step whose peak is lower than that of `baseline` by at least `fraction` of it.
@@ -164,6 +206,24 @@ namespace gtest {
 /// Matches a step after which no more is live than before.
 [[nodiscard]] inline auto LeavesNothingBehind() {
   return ::testing::MakePolymorphicMatcher(detail::NothingLeftBehind());
+}
+
+/// Matches a step that allocates no block of memory, not even one that it frees again. Numbers
+/// count, too: to LibTorch the 2 of x.mul_(2) is a tensor.
+[[nodiscard]] inline auto AllocatesNothing() {
+  return ::testing::MakePolymorphicMatcher(detail::NothingAllocated());
+}
+
+/// Matches a MemoryScope in which as many bytes are live as when it was opened:
+///
+///     const tidemark::MemoryScope memory;
+///     EXPECT_THROW(train_step(bad_batch), std::runtime_error);
+///     EXPECT_THAT(memory, tidemark::gtest::ReturnsToBaseline());
+///
+/// After a backward pass that threw, LibTorch keeps what the pass had still to do until the thread
+/// starts its next one.
+[[nodiscard]] inline auto ReturnsToBaseline() {
+  return ::testing::MakePolymorphicMatcher(detail::AtBaseline());
 }
 
 }  // namespace gtest

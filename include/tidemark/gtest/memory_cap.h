@@ -2,12 +2,12 @@
 
 // Out-of-memory errors on demand, to test what a program does then.
 
-#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 #include <tidemark/detail/allocation_limit.h>
 #include <tidemark/detail/memory_meter.h>
 #include <tidemark/memory/memory_scope.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tidemark::gtest {
@@ -16,13 +16,10 @@ namespace tidemark::gtest {
 /// so many bytes be live, or at one chosen allocation; of all threads of the process. The bytes are
 /// those of a MemoryScope: what tensors and LibTorch's kernels ask for.
 ///
-///     const tidemark::gtest::MemoryCap cap(64_MiB);                 // above what is live now
+///     const tidemark::gtest::MemoryCap cap(64_MiB);  // above what is live now
 ///     EXPECT_THROW(model->forward(x), c10::OutOfMemoryError);
 ///
-///     const auto third = tidemark::gtest::MemoryCap::failing(3);    // the third allocation from
-///     now
-///
-/// One at a time.
+/// One at a time. To fail one allocation after the other see for_each_failing_allocation().
 class [[nodiscard]] MemoryCap {
  public:
   /// `bytes` may be allocated on top of what is live. Throws if they are negative, or if there is
@@ -30,7 +27,8 @@ class [[nodiscard]] MemoryCap {
   explicit MemoryCap(int64_t bytes)
       : MemoryCap(MemoryScope().baseline(), bytes, detail::AllocationLimit::kNone) {}
 
-  /// The k-th allocation from now on fails, counted from 1; those behind it don't.
+  /// The k-th allocation from now on fails, counted from 1; those behind it don't. Throws for a
+  /// smaller k, or if there is another cap.
   static MemoryCap failing(int64_t k) {
     TORCH_CHECK(k >= 1, "tidemark: MemoryCap::failing got allocation number ", k,
                 "; they are counted from 1.");
@@ -49,7 +47,7 @@ class [[nodiscard]] MemoryCap {
       : limit_(detail::ProcessMeter::get().cpu_limit()) {
     TORCH_CHECK(bytes >= 0, "tidemark: MemoryCap got ", bytes, " bytes; give 0 or more.");
     TORCH_CHECK(!limit_.is_set(), "tidemark: there is a MemoryCap already; one at a time.");
-    limit_.set(bytes == detail::AllocationLimit::kNone ? bytes : live + bytes, failing);
+    limit_.set(live + std::min(bytes, detail::AllocationLimit::kNone - live), failing);
   }
 
   detail::AllocationLimit& limit_;

@@ -45,7 +45,7 @@ class HeldBytesScope {
 
  private:
   std::shared_ptr<detail::HeldBytes> held_;
-  detail::HeldBytesMaker maker_;
+  detail::SaveWatcher maker_;
   detail::SavedTensorHooksScope hooks_;
 };
 
