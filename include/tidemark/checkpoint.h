@@ -157,6 +157,10 @@ auto checkpoint_member(CheckpointOptions options, Member member, Object&& object
 /// that plain autograd would refuse because a saved tensor was written to. What a region *writes*
 /// (say BatchNorm's running statistics) is written once more by the re-run.
 ///
+/// When memory runs out in the forward or the re-run, the c10::OutOfMemoryError passes as it is,
+/// and what the region wrote and drew is undone, so that the call can be made again. Any other
+/// exception leaves what it leaves in a plain call.
+///
 /// Thread-safe like the plain call: different threads may record and run backward at the same time.
 ///
 /// Method: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; recorded as PyTorch's
@@ -207,7 +211,7 @@ Result checkpoint(CheckpointOptions options, Any&& any, Args&&... args) {
 /// Every defined tensor argument is cut along dim 0 and must have the same number of rows there;
 /// other arguments go to each call as they are. Results are tensors, or optionals, pairs, tuples,
 /// arrays, vectors, maps, variants and structs of nothing but tensors. No rows make one call on
-/// none.
+/// none. When memory runs out in one chunk, what all of them wrote and drew is undone.
 ///
 /// Throws c10::Error for `chunk` < 1, for tensors without a dim 0 or with different numbers of
 /// rows, without a tensor argument, and for chunks whose results have not the same tensors under
@@ -257,25 +261,30 @@ auto checkpoint_chunks(CheckpointOptions options, int64_t chunk, Fn&& fn, Args&&
     detail::for_each_tensor(result, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
     return std::pair(std::move(result), std::move(tensors));
   };
-  auto [result, tensors] = run(0);
-  for (at::Tensor& tensor : tensors) {
-    parts.push_back({std::move(tensor)});
-  }
-  for (int64_t begin = chunk; begin < rows; begin += chunk) {
-    auto [next, next_tensors] = run(begin);
-    TORCH_CHECK(detail::same_structure(result, next), "tidemark: checkpoint_chunks got ",
-                next_tensors.size(), " tensors from the chunk of rows ", begin, " to ",
-                std::min(begin + chunk, rows) - 1, " and ", parts.size(),
-                " from the first, or other ones: every chunk must return the same, under the same "
-                "keys in the same order.");
-    for (std::size_t i = 0; i < next_tensors.size(); ++i) {
-      parts[i].push_back(std::move(next_tensors[i]));
+  std::vector<at::Tensor> arguments;
+  detail::for_each_tensor(all, [&](const at::Tensor& tensor) { arguments.push_back(tensor); });
+  return detail::undone_if_out_of_memory(options, std::move(arguments), [&] {
+    auto [result, tensors] = run(0);
+    for (at::Tensor& tensor : tensors) {
+      parts.push_back({std::move(tensor)});
     }
-  }
-  auto part = parts.begin();
-  detail::for_each_tensor(
-      result, [&](at::Tensor& tensor) { tensor = detail::join_rows(std::move(*part++)); });
-  return std::move(result);
+    for (int64_t begin = chunk; begin < rows; begin += chunk) {
+      auto [next, next_tensors] = run(begin);
+      TORCH_CHECK(
+          detail::same_structure(result, next), "tidemark: checkpoint_chunks got ",
+          next_tensors.size(), " tensors from the chunk of rows ", begin, " to ",
+          std::min(begin + chunk, rows) - 1, " and ", parts.size(),
+          " from the first, or other ones: every chunk must return the same, under the same "
+          "keys in the same order.");
+      for (std::size_t i = 0; i < next_tensors.size(); ++i) {
+        parts[i].push_back(std::move(next_tensors[i]));
+      }
+    }
+    auto part = parts.begin();
+    detail::for_each_tensor(
+        result, [&](at::Tensor& tensor) { tensor = detail::join_rows(std::move(*part++)); });
+    return std::move(result);
+  });
 }
 
 /// As above, with default options.

@@ -36,7 +36,7 @@ struct CheckpointOptions {
   TORCH_ARG(bool, observe) = true;
 
   /// The most bytes of tensors from outside that one call of the region may write to; what they
-  /// held is kept until backward.
+  /// held is kept until backward. Those that it overwrites as a whole don't count.
   TORCH_ARG(int64_t, snapshot_limit) = int64_t{64} << 20;
 
   /// Of a CPU tensor from outside that has up to this many bytes all are looked at before and

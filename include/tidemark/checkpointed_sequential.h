@@ -1,7 +1,9 @@
 #pragma once
 
 #include <tidemark/checkpoint.h>
+#include <tidemark/detail/forward_trace.h>
 #include <tidemark/detail/input_writers.h>
+#include <tidemark/detail/tensor_tree.h>
 #include <tidemark/detail/version_check.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/any.h>
@@ -69,6 +71,9 @@ inline constexpr bool is_sequential_element =
 /// their input in place are noticed when they first run, and no segment begins with one from then
 /// on; in that first forward the segments' inputs are copied instead, so its peak is higher.
 ///
+/// When memory runs out in a forward, what all of its modules wrote to their buffers and drew is
+/// undone, as if it had not begun.
+///
 /// Method: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016.
 class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
  public:
@@ -127,35 +132,12 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   /// exact argument types, and modules may pass other types than Tensor on.
   template <class Result = at::Tensor, class... Inputs>
   Result run(Inputs... inputs) {
-    // Remembered, since what is known of the modules may have grown when an outer region is re-run.
-    std::vector<Piece> pieces = remember([&] { return cut(); });
-    std::optional<torch::nn::AnyValue> value;
-    try {
-      value.emplace(run_piece(pieces.front(), inputs...));
-    } catch (const OverwritesItsInput&) {
-      // Once more, plain: it has to write to the caller's tensor, not to a copy.
-      if (pieces.front().end > 1) {
-        pieces.insert(pieces.begin(), pieces.front());
-        pieces[1].begin = 1;
-      }
-      pieces.front() = {0, 1, false, false};
-      value.emplace(run_piece(pieces.front(), std::move(inputs)...));
-    }
-    for (std::size_t i = 1; i < pieces.size(); ++i) {
-      if (auto* tensor = value->try_get<at::Tensor>()) {
-        at::Tensor input = std::move(*tensor);
-        value.reset();
-        value.emplace(run_piece(pieces[i], std::move(input)));
-      } else {
-        value.emplace(run_piece(pieces[i], AnyInput(std::move(*value))));
-      }
-    }
-    auto* result = value->try_get<Result>();
-    TORCH_CHECK(
-        result != nullptr, "tidemark: the last module of a CheckpointedSequential returned ",
-        c10::demangle(value->type_info().name()), ", but ", c10::demangle(typeid(Result).name()),
-        " was asked for. Name the type: run<Type>(inputs...).");
-    return std::move(*result);
+    std::vector<at::Tensor> arguments;
+    const auto add = [&](const at::Tensor& tensor) { arguments.push_back(tensor); };
+    (detail::for_each_tensor(inputs, add), ...);
+    return detail::undone_if_out_of_memory(options_.checkpoint(), std::move(arguments), [&] {
+      return run_pieces<Result>(std::move(inputs)...);
+    });
   }
 
   /// The index behind the last module of each segment, as asked for by the options. Cuts before
@@ -275,6 +257,39 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     bool region;
     bool clone_input;
   };
+
+  template <class Result, class... Inputs>
+  Result run_pieces(Inputs... inputs) {
+    // Remembered, since what is known of the modules may have grown when an outer region is re-run.
+    std::vector<Piece> pieces = remember([&] { return cut(); });
+    std::optional<torch::nn::AnyValue> value;
+    try {
+      value.emplace(run_piece(pieces.front(), inputs...));
+    } catch (const OverwritesItsInput&) {
+      // Once more, plain: it has to write to the caller's tensor, not to a copy.
+      if (pieces.front().end > 1) {
+        pieces.insert(pieces.begin(), pieces.front());
+        pieces[1].begin = 1;
+      }
+      pieces.front() = {0, 1, false, false};
+      value.emplace(run_piece(pieces.front(), std::move(inputs)...));
+    }
+    for (std::size_t i = 1; i < pieces.size(); ++i) {
+      if (auto* tensor = value->try_get<at::Tensor>()) {
+        at::Tensor input = std::move(*tensor);
+        value.reset();
+        value.emplace(run_piece(pieces[i], std::move(input)));
+      } else {
+        value.emplace(run_piece(pieces[i], AnyInput(std::move(*value))));
+      }
+    }
+    auto* result = value->try_get<Result>();
+    TORCH_CHECK(
+        result != nullptr, "tidemark: the last module of a CheckpointedSequential returned ",
+        c10::demangle(value->type_info().name()), ", but ", c10::demangle(typeid(Result).name()),
+        " was asked for. Name the type: run<Type>(inputs...).");
+    return std::move(*result);
+  }
 
   // The segments, but none begins with a module that is known to overwrite its input. One that has
   // not run yet might: it gets a copy.

@@ -105,7 +105,9 @@ namespace tidemark {
 /// says so.
 ///
 /// A window whose backward pass throws, or whose end does, is given up: its gradients are gone, the
-/// next call begins another, and the exception passes as it is.
+/// next call begins another, a GradScaler is as before the window, and the exception passes as it
+/// is. If it comes from an optimizer's own step, its text names the optimizer, whose parameters may
+/// be half updated; that is the one thing that a failed call does not leave as it was.
 ///
 /// For one thread at a time. Not copyable.
 class GradAccumulator {
@@ -149,7 +151,7 @@ class GradAccumulator {
     if (core_.micro_steps() < core_.options().steps()) {
       return false;
     }
-    core_.end_window();
+    end_window();
     return true;
   }
 
@@ -160,7 +162,7 @@ class GradAccumulator {
       return false;
     }
     core_.check_intact();
-    core_.end_window();
+    end_window();
     return true;
   }
 
@@ -179,9 +181,11 @@ class GradAccumulator {
   /// buffers of module() and the peaks of open MemoryScopes; what else `function` changes is its
   /// own to undo.
   ///
-  /// Any other exception passes as it is, after the same undoing. Gradients from before the call
-  /// are gone in any case. Throws c10::OutOfMemoryError where one row is too many, and when memory
-  /// runs out inside an optimizer, which is never tried again. Throws if a window is open.
+  /// Any other exception, and one at the window's end, passes after the same undoing. Gradients
+  /// from before the call are kept until it is over, and are there again if it throws: zero_grad()
+  /// first where there are some and memory is scarce. Throws c10::OutOfMemoryError where one row is
+  /// too many, and when memory runs out inside an optimizer, which is never tried again: the error
+  /// names the optimizer, whose parameters may be half updated. Throws if a window is open.
   template <class Batch, class Function>
   StepResult accumulate(const Batch& batch, Function&& function) {
     TORCH_CHECK(core_.micro_steps() == 0, "tidemark: GradAccumulator: accumulate() is a window of ",
@@ -191,13 +195,13 @@ class GradAccumulator {
     const int64_t rows = detail::count_rows(whole);
     while (true) {
       const int64_t size = std::min(rows, micro_batch().value_or(rows));
-      const auto out_of_memory = try_parts(whole, rows, size, function);
+      const auto out_of_memory = try_window(whole, rows, size, function);
       if (!out_of_memory.has_value()) {
         break;
       }
       shrink(size, *out_of_memory);
     }
-    core_.end_window();
+    core_.after_step();
     return last_result();
   }
 
@@ -267,17 +271,24 @@ class GradAccumulator {
   }
 
  private:
-  // Says what ran out if memory did, and undoes everything.
+  void end_window() {
+    core_.end_window();
+    core_.after_step();
+  }
+
+  // Says what ran out if memory did before the window's end. What throws has undone everything.
   template <class Batch, class Function>
-  std::optional<std::string> try_parts(const Batch& whole, int64_t rows, int64_t size,
-                                       Function& function) {
-    const detail::WindowSnapshot before(core_.options().module() != nullptr
-                                            ? core_.options().module()->buffers()
-                                            : std::vector<at::Tensor>());
+  std::optional<std::string> try_window(const Batch& whole, int64_t rows, int64_t size,
+                                        Function& function) {
+    const auto& options = core_.options();
+    const detail::WindowSnapshot before(core_.parameters(), options.module() != nullptr
+                                                                ? options.module()->buffers()
+                                                                : std::vector<at::Tensor>());
+    bool ends = false;
     const auto undo = [&] {
-      core_.discard();
+      core_.give_up();
       before.put_back();
-      core_.correct_momenta(core_.options().steps());
+      core_.correct_momenta(options.steps());
     };
     try {
       core_.correct_momenta((rows + size - 1) / size);
@@ -287,10 +298,12 @@ class GradAccumulator {
             detail::weighted_loss(function(detail::rows_of(whole, begin, part)), part);
         core_.add(loss, weight, weight * static_cast<double>(rows) / static_cast<double>(part));
       }
+      ends = true;
+      core_.end_window();
       return std::nullopt;
     } catch (const std::exception& error) {
       undo();
-      if (core_.options().micro_batch().has_value() || !detail::is_out_of_memory(error)) {
+      if (ends || options.micro_batch().has_value() || !detail::is_out_of_memory(error)) {
         throw;
       }
       return detail::text_of(error);

@@ -170,6 +170,10 @@ class GradScaler {
 
   /// Unscales the gradients if unscale_() has not, and calls optimizer.step() if all are finite.
   /// Once per optimizer and update. Refuses torch::optim::LBFGS.
+  ///
+  /// Everything here that throws leaves gradients, scale and the open update as they were, but for
+  /// this: when memory runs out (or another c10::Error comes) inside the optimizer's own step, its
+  /// first parameters are updated and the others not. The error says so, by the optimizer's type.
   StepResult step(torch::optim::Optimizer& optimizer) {
     return step_target(
         detail::steppable(optimizer), [&](const auto&, const auto&) { optimizer.step(); },
@@ -238,6 +242,10 @@ class GradScaler {
     scale_.set(new_scale);
     finish_window();
   }
+
+  /// Gives the open update up: forgets what was unscaled or stepped since the last update(), whose
+  /// gradients are to be dropped, and leaves the scale and its count as they are.
+  void discard() { window_.clear(); }
 
   [[nodiscard]] bool is_enabled() const { return options_.enabled(); }
 

@@ -10,6 +10,7 @@
 #include <tidemark/detail/accumulated_grads.h>
 #include <tidemark/detail/accumulation_window.h>
 #include <tidemark/detail/batch_norm_policy.h>
+#include <tidemark/detail/failed_backward.h>
 #include <tidemark/detail/grad_accumulator_state.h>
 #include <tidemark/detail/window_end.h>
 #include <tidemark/detail/window_snapshot.h>
@@ -22,6 +23,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -47,6 +49,18 @@ class AccumulatorCore {
   }
 
   [[nodiscard]] const GradAccumulatorOptions& options() const { return options_; }
+
+  /// As they are now, each once.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> all;
+    for (const auto* optimizer : optimizers_) {
+      for (const auto& group : optimizer->param_groups()) {
+        all.insert(all.end(), group.params().begin(), group.params().end());
+      }
+    }
+    return distinct(optimizers_.empty() ? options_.module()->parameters() : all);
+  }
+
   [[nodiscard]] int64_t micro_steps() const { return window_.micro_steps; }
   [[nodiscard]] int64_t windows() const { return windows_; }
   [[nodiscard]] int64_t dropped() const { return dropped_; }
@@ -70,30 +84,33 @@ class AccumulatorCore {
   /// loss or the weight makes no sense.
   void add(const at::Tensor& loss, double weight, double expected) {
     check_loss(loss, weight);
+    const bool counts =
+        weight > 0 && !(options_.drop_nonfinite() && !at::isfinite(loss.detach()).item<bool>());
     window_.prepare(parameters());
-    if (weight > 0 && options_.drop_nonfinite() && !at::isfinite(loss.detach()).item<bool>()) {
-      ++window_.dropped;
-    } else if (weight > 0) {
-      try {
+    try {
+      if (counts) {
         window_.backpropagate(loss, weight, expected, scaler_, options_.accumulate_dtype());
-      } catch (...) {
-        discard();
-        throw;
       }
+      if (window_.micro_steps == 0) {
+        window_.statistics = TensorValues(statistics());
+      }
+    } catch (...) {
+      give_up();
+      throw;
     }
-    if (++window_.micro_steps == 1) {
-      window_.statistics = TensorValues(statistics());
-    }
+    window_.dropped += weight > 0 && !counts ? 1 : 0;
+    ++window_.micro_steps;
   }
 
   /// Refuses to go on where somebody else has changed gradients or parameters.
   void check_intact() const { window_.check_intact(parameters()); }
 
+  /// Steps with the gradients of the window, which is over then.
   void end_window() {
     try {
       last_ = WindowEnd(window_, options_, scaler_, optimizers_).run();
     } catch (...) {
-      discard();
+      give_up();
       throw;
     }
     ++windows_;
@@ -103,6 +120,10 @@ class AccumulatorCore {
     }
     discard();
     correct_momenta(options_.steps());
+  }
+
+  /// To be called behind end_window(), when nothing will be undone any more.
+  void after_step() const {
     if (options_.after_step() != nullptr) {
       options_.after_step()(last_->result());
     }
@@ -112,6 +133,15 @@ class AccumulatorCore {
     drop_gradients(window_.parameters);
     window_.statistics.put_back();
     window_ = {};
+  }
+
+  /// The same after an exception, which may have left a backward pass half done.
+  void give_up() {
+    discard();
+    try {
+      drop_failed_backward();
+    } catch (const std::exception&) {  // there is no memory for it; the next pass does the same
+    }
   }
 
   [[nodiscard]] GradAccumulatorState state() const {
@@ -216,16 +246,6 @@ class AccumulatorCore {
                 "tidemark: GradAccumulator: the loss does not require grad, so there is no "
                 "gradient to add. Compute it with grad mode on, from parameters that require grad, "
                 "and don't detach it.");
-  }
-
-  [[nodiscard]] std::vector<at::Tensor> parameters() const {
-    std::vector<at::Tensor> all;
-    for (const auto* optimizer : optimizers_) {
-      for (const auto& group : optimizer->param_groups()) {
-        all.insert(all.end(), group.params().begin(), group.params().end());
-      }
-    }
-    return distinct(optimizers_.empty() ? options_.module()->parameters() : all);
   }
 
   // Those that only a window's first micro-batch moves.

@@ -7,9 +7,12 @@
 #include <tidemark/detail/forward_world.h>
 #include <tidemark/detail/generator_use.h>
 #include <tidemark/detail/op_observer.h>
+#include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/region_rng.h>
+#include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/write_snapshot.h>
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,7 +26,8 @@ class ForwardTrace {
   /// Traces the forward of a region while alive.
   class Recorder {
    public:
-    Recorder(const CheckpointOptions& options, const std::vector<at::Tensor>& arguments)
+    Recorder(const CheckpointOptions& options, const std::vector<at::Tensor>& arguments,
+             bool to_rerun = true)
         : preserve_rng_(options.preserve_rng()) {
       // Where nobody sees the ops, only the generators tell whether numbers were drawn.
       if (preserve_rng_ || !options.observe() || !at::isRecordFunctionEnabled() ||
@@ -31,21 +35,24 @@ class ForwardTrace {
         rng_.emplace();
       }
       if (options.observe()) {
-        observer_.emplace(options);
+        observer_.emplace(options, to_rerun);
         observer_->arguments(arguments);
       }
     }
 
-    /// Makes undone what it has written and drawn so far.
-    void undo() {
+    /// Makes undone what it has written and drawn so far. Not after hand_over().
+    void undo() const {
       if (observer_.has_value()) {
         const OpPause own_ops;
         const at::NoGradGuard no_grad;
-        for (const WriteSnapshot& write : observer_->log.writes) {
+        const OpLog& log = observer_->log;
+        const StorageLocks locks(OpObserver::rerunning() ? std::vector<const c10::StorageImpl*>()
+                                                         : storages_of(log.writes));
+        for (const WriteSnapshot& write : log.writes) {
           write.put_back();
         }
-        for (const GeneratorUse& use : observer_->log.generators) {
-          GeneratorUse::set_state(use.generator, use.start);
+        for (const GeneratorUse& use : log.generators) {
+          use.start.put_into(use.generator);
         }
       }
       if (rng_.has_value()) {
@@ -54,25 +61,42 @@ class ForwardTrace {
       }
     }
 
-    /// What it did. Refuses what no re-run of `region` could repeat.
-    void finish(ForwardTrace& trace, const std::string& region, bool remembered_draws) {
+    /// What it did so far.
+    [[nodiscard]] const OpLog& log() const {
+      static const OpLog unseen = OpLog::unseen();
+      return observer_.has_value() ? observer_->log : unseen;
+    }
+
+    /// Refuses what no re-run of `region` could repeat.
+    void finish(const std::string& region, bool remembered_draws) {
       if (observer_.has_value()) {
         observer_->rethrow_failure();
         TORCH_CHECK(observer_->error().empty(), "tidemark: ", region,
                     " can't be re-run for backward: ", observer_->error());
+        observer_->log.remembered_draws = remembered_draws;
         observer_->forward_done();
+      }
+      if (rng_.has_value()) {
+        drawn_.forward_done(*rng_, log());
+      }
+      TORCH_CHECK(
+          preserve_rng_ || (log().draws.empty() && log().generators.empty() && !drawn_.drew()),
+          "tidemark: ", region,
+          " drew random numbers, but preserve_rng is off: the re-run would draw others, "
+          "and gradients would be wrong. Leave preserve_rng on, or draw outside the "
+          "region.");
+    }
+
+    /// Gives what a re-run needs to `trace`, once nothing will be undone any more.
+    void hand_over(ForwardTrace& trace) {
+      trace.rng_ = std::move(drawn_);
+      if (observer_.has_value()) {
         trace.log_ = std::move(observer_->log);
       }
-      trace.log_.remembered_draws = remembered_draws;
-      if (rng_.has_value()) {
-        trace.rng_.forward_done(*rng_, trace.log_);
-      }
-      if (!preserve_rng_) {
-        TORCH_CHECK(trace.log_.draws.empty() && trace.log_.generators.empty() && !trace.rng_.drew(),
-                    "tidemark: ", region,
-                    " drew random numbers, but preserve_rng is off: the re-run would draw others, "
-                    "and gradients would be wrong. Leave preserve_rng on, or draw outside the "
-                    "region.");
+      for (WriteSnapshot& write : trace.log_.writes) {
+        if (write.for_undo) {
+          write.before.reset();
+        }
       }
     }
 
@@ -80,6 +104,7 @@ class ForwardTrace {
     bool preserve_rng_;
     std::optional<RegionRng::Start> rng_;
     std::optional<OpObserver> observer_;
+    RegionRng drawn_;
   };
 
   /// While alive, the calling thread and what the region reads are as the forward found them.
@@ -141,7 +166,6 @@ class ForwardTrace {
     std::optional<OpObserver> observer_;
   };
 
-  [[nodiscard]] const OpLog& log() const { return log_; }
   [[nodiscard]] const std::optional<c10::Stream>& stream() const { return world_.stream(); }
 
  private:
@@ -149,5 +173,25 @@ class ForwardTrace {
   RegionRng rng_;
   OpLog log_ = OpLog::unseen();
 };
+
+/// Calls `work`, a forward that several regions may be parts of, so that it has not happened if
+/// memory runs out: what it wrote to captured tensors, its `arguments` aside, and drew is undone.
+template <class Work>
+auto undone_if_out_of_memory(const CheckpointOptions& options, std::vector<at::Tensor> arguments,
+                             Work&& work) {
+  if (!c10::GradMode::is_enabled()) {
+    return std::forward<Work>(work)();  // no region, and nobody waits for its memory
+  }
+  ForwardTrace::Recorder recorder(options, arguments, /*to_rerun=*/false);
+  arguments.clear();
+  try {
+    return std::forward<Work>(work)();
+  } catch (const std::exception& error) {
+    if (is_out_of_memory(error)) {
+      recorder.undo();
+    }
+    throw;
+  }
+}
 
 }  // namespace tidemark::detail

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace tidemark::detail {
 
@@ -41,12 +43,18 @@ class LossScale {
 
   void start(c10::Device device) {
     const auto options = at::TensorOptions(device);
-    scale_ = at::full({}, host_.scale, options.dtype(at::kFloat));
+    auto scale = at::full({}, host_.scale, options.dtype(at::kFloat));
+    one_ = at::ones({}, scale.options());
     tracker_ = at::full({}, host_.growth_tracker, options.dtype(at::kInt));
+    scale_ = std::move(scale);  // last, as it says that all is there
   }
 
   /// float32, of one element and no dimensions.
   [[nodiscard]] const at::Tensor& tensor() const { return scale_; }
+
+  /// What unscaled gradients are multiples of: 1, as tensor() is. Allocates nothing, so that
+  /// nothing fails between the steps of two optimizers.
+  [[nodiscard]] const at::Tensor& one() const { return one_; }
 
   /// By way of float64, as Python, since some builds divide float32 inexactly.
   [[nodiscard]] at::Tensor inverse() const {
@@ -114,6 +122,7 @@ class LossScale {
   float max_scale_;
   at::Tensor scale_;
   at::Tensor tracker_;
+  at::Tensor one_;
 };
 
 }  // namespace tidemark::detail

@@ -15,6 +15,7 @@
 #include <tidemark/detail/op_info.h>
 #include <tidemark/detail/op_log.h>
 #include <tidemark/detail/op_pause.h>
+#include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/recorded_op.h>
 #include <tidemark/detail/rerun_check.h>
 #include <tidemark/detail/rng_state.h>
@@ -39,9 +40,11 @@ namespace tidemark::detail {
 /// re-run to compare. Observers nest; an op counts for all of them.
 class OpObserver {
  public:
-  /// Records a forward.
-  explicit OpObserver(const CheckpointOptions& options)
-      : OpObserver(options.snapshot_limit(), options.fingerprint_limit()) {}
+  /// Records a forward. If not `to_rerun`, then only to undo it, and nothing in it is wrong.
+  explicit OpObserver(const CheckpointOptions& options, bool to_rerun = true)
+      : OpObserver(options.snapshot_limit(), to_rerun ? options.fingerprint_limit() : 0) {
+    refuses_ = to_rerun;
+  }
   /// Compares a re-run with `forward`.
   explicit OpObserver(const OpLog& forward)
       : OpObserver(0, static_cast<int64_t>(forward.fingerprint_limit)) {
@@ -81,8 +84,18 @@ class OpObserver {
   /// Notes where the generators stand after a forward.
   void forward_done() {
     for (GeneratorUse& use : log.generators) {
-      use.end = GeneratorUse::state_of(use.generator);
+      use.end = GeneratorState(use.generator);
     }
+  }
+
+  /// Whether a region of this thread is being re-run. It has locked what it may write to, and must
+  /// not wait for others on top.
+  static bool rerunning() {
+    const OpObserver* observer = innermost();
+    while (observer != nullptr && !observer->rerun_check_.has_value()) {
+      observer = observer->outer_;
+    }
+    return observer != nullptr;
   }
 
   /// To be called when a whole re-run is over.
@@ -152,21 +165,18 @@ class OpObserver {
     const OpPause own_ops;
     const auto inputs = inputs_of(op);
     std::vector<const c10::StorageImpl*> locked;
-    bool again = false;
     for_each_observer([&](OpObserver& observer) {
       if (depth_of_op == observer.base_depth_) {
         observer.outermost_op(op, *info, inputs);
       }
-      again = again || observer.rerun_check_.has_value();
       for_each_written(*info, inputs, [&](const at::Tensor& tensor, bool) {
         if (observer.external_.count(tensor.storage().unsafeGetStorageImpl()) != 0) {
           locked.push_back(tensor.storage().unsafeGetStorageImpl());
         }
       });
     });
-    // Before the snapshots: another region's re-run may have put old values there for a while. A
-    // re-run itself holds the locks of what it may write, and must not wait for others on top.
-    if (again) {
+    // Before the snapshots: another region's re-run may have put old values there for a while.
+    if (rerunning()) {
       locked.clear();
     }
     std::unique_ptr<Running> running;
@@ -221,19 +231,6 @@ class OpObserver {
     });
   }
 
-  // Thrown on when an exception was kept that is no refusal of ours.
-  struct Failed {};
-
-  template <class Work>
-  void allocating(Work&& work) {
-    try {
-      work();
-    } catch (...) {
-      failure_ = std::current_exception();
-      throw Failed();
-    }
-  }
-
   // Calls `visit` with every observer of the thread; what it throws is kept for the region's end.
   template <class Visit>
   static void for_each_observer(Visit&& visit) {
@@ -242,18 +239,23 @@ class OpObserver {
     }
   }
 
+  // A c10::Error is a refusal of ours, unless memory ran out; all else is a failure of the
+  // observer.
   template <class Work>
   void keep_error(Work&& work) {
-    if (!error_.empty() || failure_ != nullptr) {
+    if (!error_.empty()) {
       return;
     }
     try {
       work();
-    } catch (const Failed&) {
     } catch (const c10::Error& error) {
-      error_ = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      error_ = error.what();
+      if (is_out_of_memory(error)) {
+        failure_ = std::current_exception();
+      } else {
+        error_ = error.what_without_backtrace();
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
     }
   }
 
@@ -372,6 +374,9 @@ class OpObserver {
           in_graph = in_graph || (value.defined() && value.requires_grad());
         });
       }
+      if (in_graph && !refuses_) {
+        return;  // to undo it would take its graph back, too
+      }
       TORCH_CHECK(!in_graph, op.name(), " writes to a tensor from outside (", describe(tensor),
                   ") in a way that autograd records, which no re-run can repeat. (The write itself "
                   "has happened.) Make it an argument and a result of the region, or write under "
@@ -385,12 +390,33 @@ class OpObserver {
       rerun_check_->expect_write(found->second, tensor, op.name());
       return;
     }
-    snapshot_budget_ -= target.overwritten ? 0 : static_cast<int64_t>(tensor.storage().nbytes());
-    TORCH_CHECK(snapshot_budget_ >= 0, op.name(), " writes to a tensor from outside (",
-                describe(tensor), ", a storage of ", tensor.storage().nbytes(),
+    const auto size = static_cast<int64_t>(tensor.storage().nbytes());
+    const bool fits = size <= snapshot_budget_;
+    TORCH_CHECK(fits || target.overwritten || !refuses_, op.name(),
+                " writes to a tensor from outside (", describe(tensor), ", a storage of ", size,
                 " bytes), and what it held before does not fit CheckpointOptions::snapshot_limit. "
                 "(The write itself has happened.) Raise the limit, or write outside the region.");
-    allocating([&] { log.writes.emplace_back(tensor, target.overwritten); });
+    snapshot_budget_ -= fits && !target.overwritten ? size : 0;
+    WriteSnapshot write(tensor);
+    write.for_undo = target.overwritten;
+    if (fits) {
+      write.before = bytes_before(tensor.storage());
+    }
+    log.writes.push_back(std::move(write));
+  }
+
+  // Where memory runs out the op goes on to write, and only the region's end can throw. What is to
+  // be undone then is kept nevertheless.
+  at::Tensor bytes_before(const c10::Storage& storage) {
+    try {
+      return bytes_of(storage).clone();
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+      failure_ = std::current_exception();
+    }
+    return bytes_on_host(storage);
   }
 
   void about_to_use(const at::Generator& generator) {
@@ -402,7 +428,7 @@ class OpObserver {
         return;
       }
     }
-    allocating([&] { log.generators.emplace_back(generator); });
+    log.generators.emplace_back(generator);
   }
 
   void drew(const Draw& draw) {
@@ -417,6 +443,7 @@ class OpObserver {
   OpObserver* outer_;
   int base_depth_;
   int64_t snapshot_budget_;
+  bool refuses_ = true;
   at::CallbackHandle callback_ = 0;
   std::optional<RerunCheck> rerun_check_;  // in a re-run
   std::string error_;

@@ -11,6 +11,7 @@
 #include <tidemark/detail/early_stop.h>
 #include <tidemark/detail/forward_trace.h>
 #include <tidemark/detail/graph_end.h>
+#include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/recompute.h>
 #include <tidemark/detail/region_run.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
@@ -35,6 +36,7 @@
 namespace tidemark::detail {
 
 /// Thrown through a region's forward, has it undo what it wrote and drew: it will run again.
+/// Running out of memory does so, too.
 struct UndoForward {};
 
 /// One call of a region. Its slots share it; thread-safe once the forward is over, since the
@@ -83,6 +85,12 @@ class Region : public std::enable_shared_from_this<Region> {
       }
     } catch (const UndoForward&) {
       recorder.undo();
+      abandon();
+      throw;
+    } catch (const std::exception& error) {
+      if (is_out_of_memory(error)) {
+        recorder.undo();
+      }
       abandon();
       throw;
     } catch (...) {
@@ -241,20 +249,20 @@ class Region : public std::enable_shared_from_this<Region> {
                   "), so it can't be re-run for backward: what it started from is gone. Clone the "
                   "argument inside the region before the write, or begin the region behind it.");
     }
-    recorder.finish(trace_, title(),
-                    std::any_of(remembered_.begin(), remembered_.end(),
-                                [](const auto& value) { return value->drew; }));
-    early_stop_.forward_done(slots_.back().kept, trace_.log());
-    {
-      std::vector<at::Tensor> dropped;
-      std::lock_guard<std::mutex> lock(mutex_);
+    recorder.finish(title(), std::any_of(remembered_.begin(), remembered_.end(),
+                                         [](const auto& value) { return value->drew; }));
+    early_stop_.forward_done(slots_.back().kept, recorder.log());
+    std::vector<at::Tensor> dropped;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (options_.verify()) {
       for (SlotState& slot : slots_) {
-        if (options_.verify()) {
-          slot.content = content_hash(slot.kept);
-        }
-        if (!slot.kept.requires_grad()) {
-          dropped.push_back(std::move(slot.kept));
-        }
+        slot.content = content_hash(slot.kept);
+      }
+    }
+    recorder.hand_over(trace_);
+    for (SlotState& slot : slots_) {
+      if (!slot.kept.requires_grad()) {
+        dropped.push_back(std::move(slot.kept));
       }
     }
   }

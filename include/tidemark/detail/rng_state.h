@@ -42,20 +42,23 @@ void for_each_device_in_use(Visit&& visit) {
   }
 }
 
-/// The CPU's default generator. Read through its engine: get_state() would allocate a tensor of
-/// 5 KB for each region.
+/// A generator of the CPU. Read through its engine: get_state() would allocate a tensor of 5 KB for
+/// each region, which also fails when memory has run out.
 class CpuRngState {
  public:
-  static CpuRngState now() {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+  /// The default generator's.
+  static CpuRngState now() { return of(at::detail::getDefaultCPUGenerator()); }
+
+  static CpuRngState of(at::Generator generator) {
     std::lock_guard<std::mutex> lock(generator.mutex());
     auto* impl = generator.get<at::CPUGeneratorImpl>();
     return {impl->engine().data(), impl->next_float_normal_sample(),
             impl->next_double_normal_sample()};
   }
 
-  void restore() const {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+  void restore() const { restore(at::detail::getDefaultCPUGenerator()); }
+
+  void restore(at::Generator generator) const {
     std::lock_guard<std::mutex> lock(generator.mutex());
     auto* impl = generator.get<at::CPUGeneratorImpl>();
     at::mt19937 engine;

@@ -34,9 +34,10 @@ struct ListedParameter {
 struct StepTarget {
   explicit StepTarget(const torch::optim::Optimizer& optimizer)
       : key{&optimizer}, name(c10::demangle(typeid(optimizer).name())) {
-    const auto& groups = optimizer.param_groups();
-    for (size_t group = 0; group < groups.size(); ++group) {
-      list(groups[group].params(), group);
+    const auto& param_groups = optimizer.param_groups();
+    groups = param_groups.size();
+    for (size_t group = 0; group < groups; ++group) {
+      list(param_groups[group].params(), group);
     }
   }
 
@@ -49,6 +50,7 @@ struct StepTarget {
 
   std::vector<const void*> key;  // tells it from the others of an update
   std::string name;
+  size_t groups = 1;
   std::vector<ListedParameter> parameters;  // those that have a gradient
 
  private:

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -56,56 +57,85 @@ inline at::Tensor values_of(const at::Tensor& gradient) {
   return values.is_complex() ? at::view_as_real(values) : values;
 }
 
-/// What _amp_foreach_non_finite_check_and_unscale_ does, for devices whose kernel lacks a dtype.
-inline void check_and_unscale_by_parts(at::TensorList gradients, at::Tensor& found_inf,
-                                       const at::Tensor& inv_scale) {
+/// Sets `found_inf` to 1 where a gradient is not finite.
+inline void note_nonfinite(at::TensorList gradients, at::Tensor& found_inf) {
   for (const auto& gradient : gradients) {
     found_inf.masked_fill_(at::isfinite(gradient).all().logical_not(), 1);
+  }
+}
+
+inline void multiply(at::TensorList gradients, const at::Tensor& inv_scale) {
+  for (const auto& gradient : gradients) {
     gradient.mul_(broadcast_like(inv_scale, gradient));
   }
 }
 
-/// Multiplies tensors of one dtype on one device by `inv_scale`, in float32 where they are
-/// narrower, and sets `found_inf` to 1 where one was not finite. In place.
-inline void check_and_unscale(at::TensorList gradients, at::Tensor& found_inf,
-                              const at::Tensor& inv_scale) {
-  // The CUDA kernel has no bfloat16 (pytorch#127176).
-  const bool by_parts =
-      gradients.front().scalar_type() == at::kBFloat16 && !gradients.front().is_cpu();
-  if (by_parts) {
-    check_and_unscale_by_parts(gradients, found_inf, inv_scale);
-  } else {
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inv_scale);
-  }
+/// What _amp_foreach_non_finite_check_and_unscale_ does, for devices whose kernel lacks a dtype.
+inline void check_and_unscale_by_parts(at::TensorList gradients, at::Tensor& found_inf,
+                                       const at::Tensor& inv_scale) {
+  note_nonfinite(gradients, found_inf);
+  multiply(gradients, inv_scale);
 }
 
-/// The same for the values of gradients of any kind. Returns a number on the device of `inv_scale`
-/// that is 0 where all were finite.
+/// Gradients of one dtype on one device.
+struct GradientBucket {
+  c10::Device device;
+  c10::ScalarType dtype;
+  std::vector<at::Tensor> values;
+  at::Tensor inv_scale;
+  at::Tensor found_inf;
+
+  // The CUDA kernel of _amp_foreach_non_finite_check_and_unscale_ has no bfloat16 (pytorch#127176).
+  [[nodiscard]] bool by_parts() const { return dtype == at::kBFloat16 && !device.is_cpu(); }
+
+  /// What may run out of memory: to be called for all buckets before one is unscaled.
+  void prepare(DeviceCopies& inverses, const at::TensorOptions& number) {
+    inv_scale = inverses.on(device);
+    found_inf = at::zeros({}, number.device(device));
+    if (by_parts()) {
+      note_nonfinite(values, found_inf);
+    }
+  }
+
+  /// Multiplies by `inv_scale`, in float32 where gradients are narrower, and sets `found_inf` to 1
+  /// where one was not finite. In place; allocates nothing.
+  void unscale() {
+    if (by_parts()) {
+      multiply(values, inv_scale);
+    } else {
+      at::_amp_foreach_non_finite_check_and_unscale_(values, found_inf, inv_scale);
+    }
+  }
+};
+
+/// Multiplies the values of gradients of any kind by `inv_scale`, all of them or, if memory runs
+/// out, none. Returns a number on its device that is 0 where all were finite.
 inline at::Tensor check_and_unscale_all(const std::vector<at::Tensor>& gradients,
                                         const at::Tensor& inv_scale) {
-  struct Bucket {
-    c10::Device device;
-    c10::ScalarType dtype;
-    std::vector<at::Tensor> values;
-  };
-  std::vector<Bucket> buckets;
+  std::vector<GradientBucket> buckets;
   for (const auto& gradient : gradients) {
     const auto values = values_of(gradient);
-    const auto fits = [&](const Bucket& bucket) {
+    const auto fits = [&](const GradientBucket& bucket) {
       return bucket.device == values.device() && bucket.dtype == values.scalar_type();
     };
     auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
     if (bucket == buckets.end()) {
-      bucket = buckets.insert(bucket, {values.device(), values.scalar_type(), {}});
+      bucket = buckets.insert(bucket, {values.device(), values.scalar_type(), {}, {}, {}});
     }
     bucket->values.push_back(values);
   }
-  auto all_found = at::zeros({}, inv_scale.options());
   DeviceCopies inverses(inv_scale);
-  for (const auto& bucket : buckets) {
-    auto found = at::zeros({}, inv_scale.options().device(bucket.device));
-    check_and_unscale(bucket.values, found, inverses.on(bucket.device));
-    all_found += on_device(found, inv_scale.device());
+  for (auto& bucket : buckets) {
+    bucket.prepare(inverses, inv_scale.options());
+  }
+  auto all_found = at::zeros({}, inv_scale.options());
+  auto from_elsewhere = at::empty_like(all_found);
+  for (auto& bucket : buckets) {
+    bucket.unscale();
+    const bool here = bucket.device == all_found.device();
+    all_found.add_(here ? bucket.found_inf
+                        : from_elsewhere.copy_(bucket.found_inf,
+                                               /*non_blocking=*/!all_found.is_cpu()));
   }
   return all_found;
 }

@@ -3,17 +3,20 @@
 // What a GradScaler knows of optimizers and gradients from one update to the next.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <tidemark/detail/loss_scale.h>
+#include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace tidemark {
@@ -31,14 +34,44 @@ namespace tidemark::detail {
 
 using OwnStep = std::function<void(const at::Tensor& grad_scale, const at::Tensor& found_inf)>;
 
+/// What to know of a step that threw.
+inline std::string half_way(const StepTarget& target) {
+  return c10::str(
+      "tidemark: the step of ", target.name, " (param groups: ", target.groups,
+      ", parameters with gradients: ", target.parameters.size(),
+      ") failed half-way, so its parameters and its state may be half updated: those before the "
+      "one that it failed at are, and another step would move them twice. Go on from the last "
+      "checkpoint. Optimizers allocate their state in their first step: where memory runs out "
+      "there, take an optimizer with less state, or a smaller model.");
+}
+
 /// Steps, and tells autograd that the parameters change: torch::optim::SGD writes to them by
 /// data(), which it does not see. First, for a step that throws may have written.
+///
+/// A c10::Error passes with the step named, and what else says that memory ran out becomes an
+/// OutOfMemoryError; any other exception passes as it is.
 inline void step_parameters(const StepTarget& target, const OwnStep& own_step,
                             const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   for (const auto& listed : target.parameters) {
     listed.parameter.unsafeGetTensorImpl()->bump_version();
   }
-  own_step(grad_scale, found_inf);
+  std::string out_of_memory;
+  try {
+    own_step(grad_scale, found_inf);
+    return;
+  } catch (c10::OutOfMemoryError& error) {
+    error.add_context(half_way(target));
+    throw;
+  } catch (std::exception& error) {
+    if (!is_out_of_memory(error)) {
+      if (auto* torch_error = dynamic_cast<c10::Error*>(&error)) {
+        torch_error->add_context(half_way(target));
+      }
+      throw;
+    }
+    out_of_memory = text_of(error);
+  }
+  C10_THROW_ERROR(OutOfMemoryError, c10::str(half_way(target), " What ran out: ", out_of_memory));
 }
 
 /// Unscales each gradient and steps each target at most once until it is cleared.
@@ -82,7 +115,7 @@ class UpdateWindow {
       if (record.stage == Stage::kReady) {
         record = records_[target.key] = unscaled(target, scale);
       }
-      grad_scale = at::ones({}, grad_scale.options());
+      grad_scale = scale.one();
     }
     if (record.found_inf.defined()) {
       const bool finite = record.found_inf.item<float>() == 0;
@@ -107,11 +140,12 @@ class UpdateWindow {
   }
 
   /// Not 0 if some gradient of a target was not finite; undefined if no target had a gradient.
-  [[nodiscard]] at::Tensor found_inf() const {
+  /// Allocates nothing: after the last step nothing must fail any more.
+  [[nodiscard]] at::Tensor found_inf() {
     at::Tensor sum;
-    for (const auto& [key, record] : records_) {
+    for (auto& [key, record] : records_) {
       if (record.found_inf.defined()) {
-        sum = sum.defined() ? sum + record.found_inf : record.found_inf;
+        sum = sum.defined() ? sum.add_(record.found_inf) : record.found_inf;
       }
     }
     return sum;
@@ -146,8 +180,7 @@ class UpdateWindow {
   static Record checked(const StepTarget& target, const LossScale& scale) {
     Record record;
     if (!target.parameters.empty()) {
-      record.found_inf =
-          check_and_unscale_all(distinct_gradients(target), at::ones({}, scale.tensor().options()));
+      record.found_inf = check_and_unscale_all(distinct_gradients(target), scale.one());
     }
     return record;
   }
@@ -170,12 +203,13 @@ class UpdateWindow {
                   "optimizers before that write, or update() between their backward passes.");
       (is_known ? known : scaled).push_back(gradient);
     }
-    if (!scaled.empty()) {
-      record.found_inf = check_and_unscale_all(scaled, scale.inverse());
-    }
+    // Those to unscale last: all that may run out of memory comes before.
     if (!known.empty()) {
-      const auto found_inf = check_and_unscale_all(known, at::ones({}, scale.tensor().options()));
-      record.found_inf = scaled.empty() ? found_inf : record.found_inf + found_inf;
+      record.found_inf = check_and_unscale_all(known, scale.one());
+    }
+    if (!scaled.empty()) {
+      const auto found_inf = check_and_unscale_all(scaled, scale.inverse());
+      record.found_inf = known.empty() ? found_inf : record.found_inf.add_(found_inf);
     }
     for (const auto* gradients : {&scaled, &known}) {
       for (const auto& gradient : *gradients) {

@@ -10,7 +10,6 @@
 #include <tidemark/detail/accumulated_grads.h>
 #include <tidemark/detail/accumulation_window.h>
 #include <tidemark/detail/clip_grads.h>
-#include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 #include <tidemark/detail/update_window.h>
@@ -20,8 +19,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
-#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -68,11 +65,7 @@ class WindowEnd {
       unscale();
       normalise_and_step();
     } catch (...) {
-      // The scaler's window ends with ours; what matters more is why.
-      try {
-        scaler_->update();
-      } catch (const std::exception&) {
-      }
+      scaler_->discard();
       throw;
     }
     if (!optimizers_.empty()) {
@@ -95,8 +88,8 @@ class WindowEnd {
     divide_gradients(window_.parameters, window_.weights.divisor());
     clip();
     narrow_gradients(window_.parameters);
-    for (auto* optimizer : optimizers_) {
-      outcome_.results.push_back(step(*optimizer));
+    for (size_t i = 0; i < optimizers_.size(); ++i) {
+      outcome_.results.push_back(step(i));
     }
     if (optimizers_.empty()) {
       const bool none = StepTarget(window_.parameters).parameters.empty();
@@ -144,33 +137,25 @@ class WindowEnd {
     return groups;
   }
 
-  StepResult step(torch::optim::Optimizer& optimizer) {
-    const StepTarget target(optimizer);
-    std::string out_of_memory;
+  StepResult step(size_t index) {
+    auto& optimizer = *optimizers_[index];
     try {
       if (scaler_ != nullptr) {
         return scaler_->step(optimizer);
       }
+      const StepTarget target(optimizer);
       if (target.parameters.empty()) {
         return StepResult::kNoGrads;
       }
       step_parameters(target, [&](const auto&, const auto&) { optimizer.step(); }, {}, {});
       return StepResult::kStepped;
-    } catch (const std::exception& error) {
-      if (!is_out_of_memory(error)) {
-        throw;
-      }
-      out_of_memory = text_of(error);
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("tidemark: GradAccumulator: this was the step of optimizer ",
+                                 index + 1, " of ", optimizers_.size(),
+                                 ". Those before it have stepped. Nothing was tried again, and the "
+                                 "window was given up."));
+      throw;
     }
-    C10_THROW_ERROR(
-        OutOfMemoryError,
-        c10::str("tidemark: GradAccumulator: memory ran out inside the step of ", target.name,
-                 ", so its parameters and its state may be half updated. It was not tried again, "
-                 "and the window was given up. Go on from the last checkpoint. Optimizers allocate "
-                 "their state in their first step; if that does not fit, smaller micro-batches "
-                 "don't help, but an optimizer with less state does, or a smaller model. What ran "
-                 "out: ",
-                 out_of_memory));
   }
 
   const AccumulationWindow& window_;

@@ -29,7 +29,7 @@ class TensorValues {
 
   [[nodiscard]] const std::vector<at::Tensor>& values() const { return values_; }
 
-  /// Allocates nothing, so it also works when memory has run out.
+  /// Allocates nothing.
   void put_back() const {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -42,20 +42,31 @@ class TensorValues {
   std::vector<at::Tensor> values_;
 };
 
-/// The default generators, some buffers, and the peaks of MemoryScopes, as they were when it was
-/// made.
+/// The default generators, the gradients of some parameters, some buffers, and the peaks of
+/// MemoryScopes, as they were when it was made.
 class WindowSnapshot {
  public:
-  explicit WindowSnapshot(const std::vector<at::Tensor>& buffers) : buffers_(distinct(buffers)) {}
+  WindowSnapshot(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers)
+      : parameters_(std::move(parameters)), buffers_(distinct(buffers)) {
+    for (const auto& parameter : parameters_) {
+      gradients_.push_back(parameter.grad());
+    }
+  }
 
+  /// Allocates nothing, so it also works when memory has run out.
   void put_back() const {
     cpu_.restore();
     devices_.restore();
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].mutable_grad() = gradients_[i];
+    }
     buffers_.put_back();
     peaks_.put_back();
   }
 
  private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> gradients_;
   PeakSnapshot peaks_;
   CpuRngState cpu_ = CpuRngState::now();
   DeviceRngState devices_ = DeviceRngState::now();

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,18 +24,28 @@ inline at::Tensor bytes_of(const c10::Storage& storage) {
       .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
-/// A storage before the region's first write to it; without its values where that wrote all of it.
+/// A copy of a storage's bytes in memory of the program's own, for when its device has no more.
+inline at::Tensor bytes_on_host(const c10::Storage& storage) {
+  const auto size = static_cast<int64_t>(storage.nbytes());
+  const std::shared_ptr<char[]> memory(new char[storage.nbytes()]);
+  return at::from_blob(
+             memory.get(), {size}, [memory](void*) {}, at::kByte)
+      .copy_(bytes_of(storage));
+}
+
+/// A storage before the region's first write to it.
 struct WriteSnapshot {
-  WriteSnapshot(const at::Tensor& written, bool overwritten)
+  /// Without values: those of `before` are to be set where they matter.
+  explicit WriteSnapshot(const at::Tensor& written)
       : storage(written.storage().getWeakStorageImpl()),
         counter(written.unsafeGetTensorImpl()->version_counter()),
-        meta(describe(written)),
-        before(overwritten ? at::Tensor() : bytes_of(written.storage()).clone()) {}
+        meta(describe(written)) {}
 
-  /// Undoes the writes.
+  /// Undoes the writes, unless the storage was resized. Allocates nothing, so it also works when
+  /// memory has run out. The version stays: what was saved since the write goes by it.
   void put_back() const {
     auto alive = storage.lock();
-    if (alive && before.defined()) {
+    if (alive && before.defined() && alive->nbytes() == before.nbytes()) {
       bytes_of(c10::Storage(std::move(alive))).copy_(before);
     }
   }
@@ -42,7 +54,18 @@ struct WriteSnapshot {
   c10::VariableVersion counter;
   std::string meta;
   at::Tensor before;
+  bool for_undo = false;  // no re-run needs the values: the region's first write was to all of it
 };
+
+/// The storages of snapshots.
+inline std::vector<const c10::StorageImpl*> storages_of(
+    const std::vector<WriteSnapshot>& snapshots) {
+  std::vector<const c10::StorageImpl*> result;
+  for (const WriteSnapshot& snapshot : snapshots) {
+    result.push_back(snapshot.storage._unsafe_get_target());
+  }
+  return result;
+}
 
 /// While alive, the storages hold what they held before the region's forward wrote to them, and no
 /// other region may write to them; afterwards they hold again what they held, at the versions they
@@ -50,7 +73,7 @@ struct WriteSnapshot {
 class WriteReplay {
  public:
   WriteReplay(const std::vector<WriteSnapshot>& snapshots, const std::string& region)
-      : locks_(storages(snapshots)) {
+      : locks_(storages_of(snapshots)) {
     const OpPause own_ops;
     const at::NoGradGuard no_grad;
     today_.reserve(snapshots.size());
@@ -103,15 +126,6 @@ class WriteReplay {
     c10::VariableVersion counter;
     uint32_t version;
   };
-
-  static std::vector<const c10::StorageImpl*> storages(
-      const std::vector<WriteSnapshot>& snapshots) {
-    std::vector<const c10::StorageImpl*> result;
-    for (const WriteSnapshot& snapshot : snapshots) {
-      result.push_back(snapshot.storage._unsafe_get_target());
-    }
-    return result;
-  }
 
   StorageLocks locks_;
   std::vector<Today> today_;
