@@ -353,6 +353,61 @@ TEST(MemoryAdvice, ForAttentionSavesWhatItAnnounced) {
   transformer.expect_what_is_announced(report);
 }
 
+// One block, run six times.
+struct SharedBlock : torch::nn::Module {
+  SharedBlock() : block(8), head(8, 4) {
+    register_module("block", block);
+    register_module("head", head);
+  }
+  torch::Tensor forward(const Plan& plan, torch::Tensor x) {
+    for (int i = 0; i < 6; ++i) {
+      x = run(plan, "block", block, x);
+    }
+    return head(x.mean({2, 3, 4}));
+  }
+  ResBlock block;
+  torch::nn::Linear head;
+};
+
+TEST(MemoryAdvice, ForAModuleThatRunsSeveralTimesSavesWhatItAnnounced) {
+  Follower<SharedBlock> shared(torch::randn({2, 8, 12, 12, 12}));
+  const MemoryReport report = shared.record();
+  EXPECT_GT(share_saved(report), 0.3);
+  shared.expect_what_is_announced(report);
+}
+
+TEST(MemoryAdvice, CutsASequentialThatIsTheModelAndRunsTwice) {
+  torch::nn::Sequential model;
+  for (int i = 0; i < 8; ++i) {
+    model->push_back(torch::nn::Linear(64, 64));
+    model->push_back(torch::nn::Tanh());
+  }
+  const auto x = torch::randn({512, 64});
+  const auto step = [&x](auto& net) {
+    for (int i = 0; i < 2; ++i) {
+      net->forward(x).square().mean().backward();
+    }
+  };
+  step(model);
+  model->zero_grad();
+  MemoryReport report;
+  {
+    MemoryRecorder recorder(*model);
+    step(model);
+    report = recorder.report();
+  }
+  ASSERT_FALSE(report.advice.empty());
+  EXPECT_EQ(report.advice[0].kind, Kind::kCheckpointSequential);
+  EXPECT_EQ(report.advice[0].modules.at(0), "");
+  const auto plain = tidemark::measure([&] { step(model); });
+  tidemark::CheckpointedSequential cut(
+      model, tidemark::CheckpointedSequentialOptions().every(report.advice[0].every));
+  step(cut);
+  const auto with = tidemark::measure([&] { step(cut); });
+  const auto announced = static_cast<double>(report.advice[0].saves.value());
+  EXPECT_NEAR(static_cast<double>(plain.peak - with.peak), announced, 0.15 * announced);
+}
+
 TEST(MemoryAdvice, DoesNotRepeatItselfOnceItIsFollowed) {
   Follower<VoxelNet> voxel_net(torch::randn({2, 1, 16, 16, 16}));
   for (const MemoryAdvice& advice : voxel_net.record().advice) {

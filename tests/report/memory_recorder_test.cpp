@@ -518,6 +518,122 @@ TEST_F(MemoryRecorderTest, GetsAlongWithAWatchAndWithRegions) {
   }
 }
 
+TEST_F(MemoryRecorderTest, KnowsSparseGradients) {
+  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true));
+  const auto rows = torch::tensor({1, 2});
+  MemoryRecorder recorder(*embedding);
+  embedding(rows).sum().backward();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.at_end[Category::kGradients], 2 * 8 + 2 * 4 * 4);  // indices and values
+}
+
+TEST_F(MemoryRecorderTest, TellsTheUpdateApartWhateverComesBeforeIt) {
+  Mlp model;
+  const auto x = torch::ones({16, 4});
+  torch::optim::Adam adam(model.parameters(), torch::optim::AdamOptions(1e-3));
+  const auto ops_of = [&](const std::function<void(const torch::Tensor&)>& between) {
+    MemoryRecorder recorder(model);
+    for (int step = 0; step < 2; ++step) {
+      adam.zero_grad();
+      const auto loss = model.forward(x).sum();
+      loss.backward();
+      between(loss);
+      adam.step();
+    }
+    const MemoryReport report = recorder.report();
+    EXPECT_EQ(report.at_end[Category::kInputs], static_cast<int64_t>(x.nbytes()));
+    return std::count_if(report.ops.begin(), report.ops.end(), [](const tidemark::StepOp& op) {
+      return op.phase == StepPhase::kUpdate && op.name == "aten::addcdiv_";
+    });
+  };
+  EXPECT_EQ(ops_of([](const torch::Tensor&) {}), 4);
+  EXPECT_EQ(ops_of([](const torch::Tensor& loss) { static_cast<void>(loss.item<float>()); }), 4);
+  EXPECT_EQ(ops_of([](const torch::Tensor& loss) { static_cast<void>(loss.detach()); }), 4);
+  EXPECT_EQ(ops_of([&](const torch::Tensor&) {
+              torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0);
+            }),
+            4);
+}
+
+TEST_F(MemoryRecorderTest, KnowsParametersWithoutAModel) {
+  Mlp model;
+  const auto x = torch::ones({16, 4});
+  MemoryRecorder recorder;
+  model.forward(x).sum().backward();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.at_begin[Category::kParameters], (4 * 8 + 8 * 2) * 4);
+  EXPECT_EQ(report.at_begin[Category::kInputs], 16 * 4 * 4);
+  EXPECT_EQ(report.most[Category::kActivations], 16 * 8 * 4);
+}
+
+TEST_F(MemoryRecorderTest, KnowsABatchThatAnotherThreadMakes) {
+  Mlp model;
+  MemoryRecorder recorder(model);
+  torch::Tensor x;
+  std::thread([&] { x = torch::ones({16, 4}); }).join();
+  model.forward(x).sum().backward();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.most[Category::kInputs], 16 * 4 * 4);
+  EXPECT_EQ(report.most[Category::kActivations], 16 * 8 * 4);
+}
+
+TEST_F(MemoryRecorderTest, DoesNotTakeWhatIsScatteredIntoZerosForInput) {
+  Mlp model;
+  const auto x = torch::ones({16, 4});
+  const auto where = torch::arange(16);
+  MemoryRecorder recorder(model);
+  auto grid = torch::zeros({1000, 8});
+  grid = grid.index_add_(0, where, model.first(x));
+  torch::tanh(grid).sum().backward();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.most[Category::kInputs], static_cast<int64_t>(x.nbytes() + where.nbytes()));
+  EXPECT_GE(report.most[Category::kActivations], 1000 * 8 * 4);  // the result of tanh
+}
+
+TEST_F(MemoryRecorderTest, LeavesOutMemoryThatIsNotLibTorchs) {
+  Mlp model;
+  std::vector<float> mine(16 * 4, 1.0F);
+  const MemoryScope scope;
+  MemoryRecorder recorder(model);
+  model.forward(torch::from_blob(mine.data(), {16, 4})).sum().backward();
+  const int64_t peak = scope.peak();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.peak, scope.baseline() + peak);
+  EXPECT_EQ(report.at_begin.total(), scope.baseline());
+  EXPECT_EQ(report.at_begin[Category::kInputs], 0);
+}
+
+TEST_F(MemoryRecorderTest, CountsADoubleBackwardAsAScopeDoes) {
+  Mlp model;
+  const auto x = torch::ones({16, 4}).requires_grad_();
+  const auto step = [&] {
+    const auto y = torch::tanh(model.forward(x)).sum();
+    const auto gradient = torch::autograd::grad({y}, {x}, {}, true, true)[0];
+    (gradient.norm() - 1).square().backward();
+  };
+  step();
+  model.zero_grad();
+  const auto plain = tidemark::measure(step);
+  model.zero_grad();
+  MemoryRecorder recorder(model);
+  step();
+  const MemoryReport report = recorder.report();
+  EXPECT_EQ(report.peak, report.at_begin.total() + plain.peak);
+  EXPECT_EQ(report.held, plain.held);
+}
+
+TEST_F(MemoryRecorderTest, DoesNotRecordItsOwnReports) {
+  Mlp model;
+  const auto x = torch::ones({16, 4});
+  MemoryRecorder recorder(model);
+  model.forward(x).sum().backward();
+  const MemoryReport first = recorder.report();
+  const MemoryReport second = recorder.report();
+  EXPECT_EQ(first.ops.size(), second.ops.size());
+  EXPECT_EQ(first.allocations, second.allocations);
+  EXPECT_EQ(first.blocks.size(), second.blocks.size());
+}
+
 TEST_F(MemoryRecorderTest, EndsWellWhenTheStepThrows) {
   Mlp model;
   const auto x = torch::ones({16, 4});
@@ -558,6 +674,8 @@ TEST_F(MemoryRecorderTest, SaysHowManyEventsItLost) {
   const MemoryReport report = recorder.report();
   EXPECT_GT(report.lost_events, 0);
   EXPECT_EQ(report.at_peak.total(), report.peak);
+  EXPECT_TRUE(report.advice.empty());
+  EXPECT_TRUE(report.lints.empty());
 }
 
 TEST_F(MemoryRecorderTest, RefusesASecondOneOnItsThread) {

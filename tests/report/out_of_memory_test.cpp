@@ -90,8 +90,16 @@ TEST_F(ExplainOutOfMemory, TurnsBadAllocIntoAnErrorThatCanSayMore) {
   EXPECT_THROW(explain_out_of_memory(model, [] { throw std::bad_alloc(); }), c10::OutOfMemoryError);
 }
 
-TEST_F(ExplainOutOfMemory, IsEmptyWhereNothingFailed) {
-  EXPECT_EQ(tidemark::describe_out_of_memory(tidemark::MemoryReport()), "");
+TEST_F(ExplainOutOfMemory, SaysWhereToLookWhenItSawNothingFail) {
+  try {
+    explain_out_of_memory(model, [] {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory.");  // of another device
+    });
+    FAIL();
+  } catch (const c10::OutOfMemoryError& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                HasSubstr("no allocation of cpu was seen to fail. If memory ran out on another"));
+  }
 }
 
 TEST_F(ExplainOutOfMemory, LeavesTheNextStepUndisturbed) {

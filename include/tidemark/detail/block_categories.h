@@ -39,21 +39,29 @@ class BlockCategories {
     return op != StepEvent::kNoOp && op_of(op).phase == StepPhase::kForward;
   }
 
-  // Data is what the forward finds, and what it makes of data alone, or of nothing, and reads.
+  // Data is what the forward finds, or is given by other threads, and what it makes of data alone,
+  // or of nothing, and reads; until something else is written to it.
   void find_data() {
     const auto& blocks = history_.blocks;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       const auto& reads = blocks[i].reads;
-      const bool found = blocks[i].was_there_before() && !blocks[i].known.has_value() &&
+      const bool found = blocks[i].op == StepEvent::kNoOp && !blocks[i].known.has_value() &&
                          !reads.empty() && is_forward(reads.front().op);
       is_data_[i] = found || blocks[i].known == MemoryCategory::kInputs;
     }
     for (std::size_t op = 0; op < ops_.size(); ++op) {
+      if (ops_[op].phase != StepPhase::kForward) {
+        continue;
+      }
       const auto& read = flow_.read_by(op);
-      if (ops_[op].phase == StepPhase::kForward &&
+      if (!flow_.reads_graph(op) &&
           std::all_of(read.begin(), read.end(), [&](std::size_t i) { return is_data_[i]; })) {
         for (const std::size_t block : flow_.made_by(op)) {
           is_data_[block] = is_data_[block] || !blocks[block].reads.empty();
+        }
+      } else {
+        for (const std::size_t block : flow_.written_by(op)) {
+          is_data_[block] = is_data_[block] && blocks[block].known == MemoryCategory::kInputs;
         }
       }
     }

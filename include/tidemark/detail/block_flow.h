@@ -15,7 +15,7 @@ namespace tidemark::detail {
 class BlockFlow {
  public:
   BlockFlow(std::size_t ops, const StepHistory& history)
-      : history_(history), made_by_(ops), read_by_(ops) {
+      : history_(history), made_by_(ops), read_by_(ops), written_by_(ops), reads_graph_(ops) {
     for (std::size_t i = 0; i < history.blocks.size(); ++i) {
       const BlockLife& block = history.blocks[i];
       if (block.op != StepEvent::kNoOp && block.died > history.spans[index(block.op)].end) {
@@ -23,6 +23,10 @@ class BlockFlow {
       }
       for (const BlockLife::Read& read : block.reads) {
         read_by_[index(read.op)].push_back(i);
+        reads_graph_[index(read.op)] = reads_graph_[index(read.op)] || read.requires_grad;
+      }
+      for (const int32_t op : block.written_by) {
+        written_by_[index(op)].push_back(i);
       }
     }
   }
@@ -34,6 +38,13 @@ class BlockFlow {
   [[nodiscard]] const std::vector<std::size_t>& read_by(std::size_t op) const {
     return read_by_[op];
   }
+
+  /// Those that it writes in place.
+  [[nodiscard]] const std::vector<std::size_t>& written_by(std::size_t op) const {
+    return written_by_[op];
+  }
+  /// Whether it reads a tensor that requires grad.
+  [[nodiscard]] bool reads_graph(std::size_t op) const { return reads_graph_[op]; }
 
   [[nodiscard]] int64_t bytes(std::size_t block) const { return history_.blocks[block].bytes; }
 
@@ -54,6 +65,8 @@ class BlockFlow {
   const StepHistory& history_;
   std::vector<std::vector<std::size_t>> made_by_;
   std::vector<std::vector<std::size_t>> read_by_;
+  std::vector<std::vector<std::size_t>> written_by_;
+  std::vector<bool> reads_graph_;
 };
 
 }  // namespace tidemark::detail

@@ -58,16 +58,20 @@ class CheckpointCandidates {
     find_calls(op_modules);
     std::map<std::string, const torch::nn::Module*> modules;
     if (model != nullptr) {
+      modules.emplace("", model);
       for (const auto& item : model->named_modules("", /*include_self=*/false)) {
         modules.emplace(item.key(), item.value().get());
       }
     }
     for (const auto& [name, calls] : calls_) {
       const auto module = modules.find(name);
-      const bool known = module != modules.end();
-      add({name, 0, known && may_end_otherwise(*module->second) ? extended(calls) : calls, 0});
-      if (known && is_sequential(*module->second)) {
-        add_segments(name, *module->second);
+      if (module != modules.end()) {  // a ModuleScope's can't be wrapped
+        add({name, 0, may_end_otherwise(*module->second) ? extended(calls) : calls, 0});
+      }
+    }
+    for (const auto& [name, module] : modules) {
+      if (is_sequential(*module)) {
+        add_segments(name, *module);
       }
     }
   }
@@ -77,18 +81,27 @@ class CheckpointCandidates {
  private:
   static constexpr std::size_t kMostSegmentings = 3;  // of one Sequential
 
-  // A call is a run of ops that all belong to the module.
+  // A call is a run of ops of the module, with no backward in between; the op that began it, of the
+  // same module, begins the next one.
   void find_calls(const OpModules& op_modules) {
-    std::map<uint64_t, std::size_t> previous_of_thread;
+    std::map<uint64_t, std::optional<std::size_t>> previous_of_thread;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
+      auto& previous = previous_of_thread[ops_[i].thread];
+      if (ops_[i].phase == StepPhase::kBackward) {
+        previous.reset();
+      }
       if (ops_[i].phase != StepPhase::kForward || !ops_[i].grad_mode) {
         continue;
       }
-      const auto [previous, first] = previous_of_thread.emplace(ops_[i].thread, i);
       std::string module = op_modules.module(i);
       while (!module.empty()) {
         std::vector<RegionOps>& calls = calls_[module];
-        if (!first && !calls.empty() && calls.back().last == previous->second) {
+        const bool goes_on =
+            previous.has_value() && !calls.empty() && calls.back().last == *previous;
+        if (goes_on && begins_like(calls.back(), i)) {
+          end_with_named_op(calls.back());
+          calls.push_back({i, i});
+        } else if (goes_on) {
           calls.back().last = i;
         } else {
           calls.push_back({i, i});
@@ -96,7 +109,20 @@ class CheckpointCandidates {
         const auto dot = module.rfind('.');
         module.resize(dot == std::string::npos ? 0 : dot);
       }
-      previous->second = i;
+      previous = i;
+    }
+  }
+
+  [[nodiscard]] bool begins_like(const RegionOps& call, std::size_t op) const {
+    return ops_[op].module.has_value() && ops_[op].module == ops_[call.first].module &&
+           ops_[op].name == ops_[call.first].name;
+  }
+
+  // What lies between two calls of a module is not known to be in it.
+  void end_with_named_op(RegionOps& call) const {
+    while (call.last > call.first &&
+           (!ops_[call.last].module.has_value() || ops_[call.last].phase != StepPhase::kForward)) {
+      --call.last;
     }
   }
 
@@ -158,43 +184,31 @@ class CheckpointCandidates {
     }
   }
 
-  // The ways in which CheckpointedSequentialOptions::every cuts a Sequential that runs once.
+  // The ways in which CheckpointedSequentialOptions::every cuts a Sequential, in each of its calls.
   void add_segments(const std::string& name, const torch::nn::Module& sequential) {
-    const auto whole = calls_.find(name);
-    if (whole == calls_.end() || whole->second.size() != 1) {
+    using Children = std::vector<std::optional<RegionOps>>;
+    std::vector<Children> calls;
+    const auto names = sequential.named_children().keys();
+    for (std::size_t child = 0; child < names.size(); ++child) {
+      const auto of_child = calls_.find(name.empty() ? names[child] : name + '.' + names[child]);
+      if (of_child == calls_.end()) {
+        continue;
+      }
+      calls.resize(std::max(calls.size(), of_child->second.size()), Children(names.size()));
+      for (std::size_t call = 0; call < of_child->second.size(); ++call) {
+        calls[call][child] = of_child->second[call];
+      }
+    }
+    if (calls.empty()) {
       return;
     }
-    std::vector<std::optional<RegionOps>> children;
-    for (const std::string& child : sequential.named_children().keys()) {
-      const auto calls = calls_.find(name + '.' + child);
-      if (calls == calls_.end()) {
-        children.emplace_back();
-      } else if (calls->second.size() == 1) {
-        children.emplace_back(calls->second.front());
-      } else {
-        return;
-      }
-    }
-    // Those behind the last one that ran have not been reached, but for one without parameters.
-    std::size_t ran = children.size();
-    while (ran > 0 && !children[ran - 1].has_value()) {
-      --ran;
-    }
-    const std::size_t reached = std::min(ran + 1, children.size());
+    constexpr std::size_t kMostWays = 64;
     std::vector<std::pair<int64_t, CheckpointCandidate>> segmentings;
-    for (std::size_t every = 1; every < reached; ++every) {
+    for (std::size_t every = 1; every < std::min(names.size(), kMostWays); ++every) {
       CheckpointCandidate candidate{name, static_cast<int64_t>(every), {}, 0};
-      std::size_t begin = whole->second.front().first;
-      bool can_cut = true;
-      for (std::size_t child = every; can_cut && child < reached; child += every) {
-        const auto cut = first_op(children, child);
-        can_cut = cut.has_value() && *cut > begin;
-        if (can_cut) {
-          candidate.regions.push_back({begin, *cut - 1});
-          begin = *cut;
-        }
-      }
-      if (can_cut) {
+      if (std::all_of(calls.begin(), calls.end(), [&](const Children& children) {
+            return cut(children, every, candidate.regions);
+          })) {
         segmentings.emplace_back(simulation_.run(candidate.regions).peak, std::move(candidate));
       }
     }
@@ -205,11 +219,35 @@ class CheckpointCandidates {
     }
   }
 
+  // Adds the segments of one call but the last; false if it is not known where one begins.
+  static bool cut(const std::vector<std::optional<RegionOps>>& children, std::size_t every,
+                  std::vector<RegionOps>& regions) {
+    // Those behind the last one that ran have not been reached, but for one without parameters.
+    std::size_t ran = children.size();
+    while (ran > 0 && !children[ran - 1].has_value()) {
+      --ran;
+    }
+    const std::size_t reached = std::min(ran + 1, children.size());
+    std::optional<std::size_t> begin = first_op(children, 0);
+    for (std::size_t child = every; child < reached; child += every) {
+      const auto next = first_op(children, child);
+      if (!begin.has_value() || !next.has_value() || *next <= *begin) {
+        return false;
+      }
+      regions.push_back({*begin, *next - 1});
+      begin = next;
+    }
+    return begin.has_value();
+  }
+
   // Where a child begins. One without parameters does so behind the one before it.
   static std::optional<std::size_t> first_op(const std::vector<std::optional<RegionOps>>& children,
                                              std::size_t child) {
     if (children[child].has_value()) {
       return children[child]->first;
+    }
+    if (child == 0) {
+      return std::nullopt;
     }
     const bool alone = children[child - 1].has_value() &&
                        (child + 1 == children.size() || children[child + 1].has_value());

@@ -124,8 +124,10 @@ class MemoryAdvisor {
 
   static std::string text_of(const CheckpointCandidate& candidate) {
     if (candidate.every != 0) {
-      return "Make '" + candidate.module +
-             "' a CheckpointedSequential, with CheckpointedSequentialOptions().every(" +
+      const std::string sequential =
+          candidate.module.empty() ? "the model" : "'" + candidate.module + "'";
+      return "Make " + sequential +
+             " a CheckpointedSequential, with CheckpointedSequentialOptions().every(" +
              std::to_string(candidate.every) + ").";
     }
     return "Checkpoint '" + candidate.module +
@@ -142,19 +144,11 @@ class MemoryAdvisor {
     MemoryAdvice advice;
     advice.kind = Kind::kAccumulate;
     if (*batch > 1) {
-      const int64_t parts = std::min<int64_t>(*batch, 4);
-      const int64_t stays = report_.peak - grows;
-      int64_t before = report_.peak;
-      for (const MemoryAdvice& earlier : advice_) {
-        before = earlier.expected_peak.value_or(before);
-      }
-      advice.expected_peak = stays + std::max<int64_t>(before - stays, 0) / parts;
-      advice.saves = report_.peak - *advice.expected_peak;
       advice.text =
           "Make smaller batches and accumulate: what grows with the batch of " +
           std::to_string(*batch) + " is " + percent(grows) +
-          " of the peak. A GradAccumulator over " + std::to_string(parts) +
-          " micro-batches gives the same gradients" +
+          " of the peak. A GradAccumulator over several micro-batches gives the same "
+          "gradients" +
           (report_.at_peak[Category::kBuffers] > 0 ? " (but BatchNorm then sees less at a time)."
                                                    : ".");
     } else {

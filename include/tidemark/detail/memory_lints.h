@@ -81,6 +81,10 @@ class MemoryLinter {
   [[nodiscard]] const std::string& module_of(int32_t op) const {
     return report_.modules[report_.ops[static_cast<std::size_t>(op)].module].name;
   }
+  [[nodiscard]] bool makes_nodes(int32_t op) const {
+    const RecordedOp& made = record_.ops[static_cast<std::size_t>(op)];
+    return made.end_node > made.first_node;
+  }
   template <std::size_t N>
   static bool is_one_of(const std::string& name, const std::array<std::string_view, N>& names) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -181,7 +185,7 @@ class MemoryLinter {
     std::map<std::string, Findings> found;
     for (const BlockLife& block : history_.blocks) {
       if (is_forward(block.op) && block.died == BlockLife::kNever && !block.known.has_value() &&
-          block.holds.empty() && record_.ops[static_cast<std::size_t>(block.op)].grad_mode) {
+          block.holds.empty() && makes_nodes(block.op)) {
         found[name_of(block.op)].add(block.bytes, module_of(block.op));
       }
     }

@@ -2,7 +2,9 @@
 
 // What happens to memory during a training step, as one list of events.
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <tidemark/detail/block_observer.h>
@@ -29,7 +31,8 @@ struct StepEvent {
     kRefused,  // an allocation
     kOpBegan,
     kOpEnded,
-    kRead,      // by an op
+    kRead,      // by an op; number: whether a tensor that requires grad
+    kWritten,   // by an op
     kHeld,      // by a saved tensor of a graph
     kReleased,  // by that
     kKnown,     // to be of a category
@@ -51,6 +54,16 @@ struct OpOnThread {
   uint64_t recording = 0;
   int32_t op = StepEvent::kNoOp;
 };
+
+/// Whether the memory came from LibTorch's allocator, and not by from_blob().
+inline bool is_allocated(const c10::Storage& storage) {
+  if (!storage.device().is_cpu() || storage.allocator() != nullptr) {
+    return true;
+  }
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  return deleter == c10::GetCPUAllocator()->raw_deleter() ||
+         deleter == c10::GetDefaultCPUAllocator()->raw_deleter();
+}
 
 /// The list while it grows. Thread-safe.
 class StepEvents final : public BlockObserver, public SavedAccount {
@@ -90,7 +103,8 @@ class StepEvents final : public BlockObserver, public SavedAccount {
   /// Something is the case for the memory of a tensor.
   void note(StepEvent::Kind kind, const c10::Storage& storage, int32_t op,
             MemoryCategory category = MemoryCategory::kOther, int64_t number = 0) {
-    if (storage && storage.nbytes() != 0 && is_on_device(storage.device())) {
+    if (storage && storage.nbytes() != 0 && is_on_device(storage.device()) &&
+        is_allocated(storage)) {
       add({kind, category, op, reinterpret_cast<uintptr_t>(storage.data()),
            static_cast<int64_t>(storage.nbytes()), number});
     }
@@ -101,7 +115,7 @@ class StepEvents final : public BlockObserver, public SavedAccount {
   void cast_began(int32_t op) { add({StepEvent::Kind::kCast, {}, op, 0, 0, 0}); }
 
   void allocated(c10::Device device, const void* address, int64_t bytes) noexcept override {
-    if (bytes > 0 && is_on_device(device)) {
+    if (bytes > 0 && is_on_device(device) && !t_own_work) {
       add({StepEvent::Kind::kAllocated,
            {},
            current_op(),
@@ -111,7 +125,7 @@ class StepEvents final : public BlockObserver, public SavedAccount {
     }
   }
   void freed(c10::Device device, const void* address, int64_t bytes) noexcept override {
-    if (bytes > 0 && is_on_device(device)) {
+    if (bytes > 0 && is_on_device(device) && !t_own_work) {
       add({StepEvent::Kind::kFreed,
            {},
            current_op(),
@@ -136,14 +150,26 @@ class StepEvents final : public BlockObserver, public SavedAccount {
     add({StepEvent::Kind::kReleased, {}, current_op(), 0, 0, number});
   }
 
-  /// No more are taken from now on. What was taken, and how many were not for want of room.
-  std::pair<std::deque<StepEvent>, int64_t> close() {
+  /// While alive, what this thread allocates and frees is not the step's.
+  class OwnWork {
+   public:
+    OwnWork() : outer_(std::exchange(t_own_work, true)) {}
+    OwnWork(const OwnWork&) = delete;
+    OwnWork& operator=(const OwnWork&) = delete;
+    ~OwnWork() { t_own_work = outer_; }
+
+   private:
+    bool outer_;
+  };
+
+  /// No more are taken from now on.
+  void close() {
     const std::lock_guard<SpinLock> lock(lock_);
     closed_ = true;
-    return {std::exchange(events_, {}), lost_};
+    events_.clear();
   }
 
-  /// The same, to go on.
+  /// What was taken, and how many were not for want of room.
   std::pair<std::deque<StepEvent>, int64_t> so_far() {
     const std::lock_guard<SpinLock> lock(lock_);
     return {events_, lost_};
@@ -155,7 +181,10 @@ class StepEvents final : public BlockObserver, public SavedAccount {
   // Threads of a pool that work for an op know nothing of it: then it is the last that began.
   [[nodiscard]] int32_t current_op() const noexcept {
     const OpOnThread here = on_thread();
-    return here.recording == id_ ? here.op : last_op_.load(std::memory_order_relaxed);
+    if (here.recording == id_) {
+      return here.op;
+    }
+    return at::in_parallel_region() ? last_op_.load(std::memory_order_relaxed) : StepEvent::kNoOp;
   }
 
   void add(const StepEvent& event) noexcept {
@@ -178,6 +207,8 @@ class StepEvents final : public BlockObserver, public SavedAccount {
     static std::atomic<uint64_t> last{0};
     return ++last;
   }
+
+  inline static thread_local bool t_own_work = false;
 
   const c10::Device device_;
   const std::size_t most_;

@@ -31,6 +31,7 @@ struct BlockLife {
   struct Read {
     int32_t op;
     int64_t at;
+    bool requires_grad;
   };
 
   uint64_t address = 0;
@@ -45,6 +46,7 @@ struct BlockLife {
   bool is_cast = false;  // autocast's, of a parameter
   std::vector<Hold> holds;
   std::vector<Read> reads;
+  std::vector<int32_t> written_by;  // ops
 
   [[nodiscard]] bool was_there_before() const { return born < 0; }
   [[nodiscard]] bool is_alive_at(int64_t event) const { return born <= event && event < died; }
@@ -105,7 +107,10 @@ struct StepHistory {
         cast_in_.erase(event.op);
         break;
       case Kind::kRead:
-        block_at(event).reads.push_back({event.op, now_});
+        block_at(event).reads.push_back({event.op, now_, event.number != 0});
+        break;
+      case Kind::kWritten:
+        block_at(event).written_by.push_back(event.op);
         break;
       case Kind::kHeld:
         held(event);
@@ -164,6 +169,11 @@ struct StepHistory {
   }
 
   void end(BlockLife& block, int64_t ns) {
+    const auto open = open_holds_.find(static_cast<std::size_t>(&block - blocks.data()));
+    if (open != open_holds_.end()) {  // the storage was emptied or replaced
+      held_ -= open->second > 0 ? block.bytes : 0;
+      open_holds_.erase(open);
+    }
     block.died = now_;
     block.died_point = static_cast<int64_t>(point_ns.size());
     point_ns.push_back(ns);
@@ -199,7 +209,8 @@ struct StepHistory {
     }
     const auto [block, hold] = found->second;
     blocks[block].holds[hold].end = now_;
-    if (--open_holds_[block] == 0) {
+    const auto open = open_holds_.find(block);
+    if (open != open_holds_.end() && --open->second == 0) {
       held_ -= blocks[block].bytes;
     }
     holds_.erase(found);

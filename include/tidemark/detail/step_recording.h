@@ -88,6 +88,8 @@ class StepRecording final : public c10::DebugInfoBase {
 
   /// Says what all the memory is that has a name.
   void note_known() {
+    const at::DisableRecordFunctionGuard unseen;  // sparse tensors and states of optimizers run ops
+    const StepEvents::OwnWork own_work;
     const std::lock_guard<std::mutex> lock(mutex_);
     note_gone();
     known_.for_each([this](const c10::Storage& storage, MemoryCategory category,
@@ -97,6 +99,7 @@ class StepRecording final : public c10::DebugInfoBase {
   /// The same when the recording begins: the meter may not know of what was there before it.
   void note_known_at_begin() {
     note_known();
+    const at::DisableRecordFunctionGuard unseen;
     const std::lock_guard<std::mutex> lock(mutex_);
     known_.for_each([this](const c10::Storage& storage, MemoryCategory, const std::string&) {
       from_before_.push_back(
@@ -116,6 +119,11 @@ class StepRecording final : public c10::DebugInfoBase {
     return record;
   }
 
+  [[nodiscard]] bool is_closed() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return closed_;
+  }
+
   /// What the model was given first, if it is still there.
   at::Tensor batch() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -129,6 +137,7 @@ class StepRecording final : public c10::DebugInfoBase {
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
     module_names_.reset();
+    known_ = {};
   }
 
   const std::shared_ptr<StepEvents> events;
@@ -189,7 +198,8 @@ class StepRecording final : public c10::DebugInfoBase {
       StepEvents::on_thread() = running->outer;
       const bool nested = running->outer.recording == running->events->id();
       running->events->op_ended(running->op, nested ? running->outer.op : StepEvent::kNoOp);
-      if (StepRecording* recording = active()) {
+      StepRecording* recording = active();
+      if (recording != nullptr && recording->events == running->events) {
         recording->end(running->op);
       }
     }
@@ -198,6 +208,7 @@ class StepRecording final : public c10::DebugInfoBase {
   // Notes an op or node, unless it is part of the node around it.
   int32_t begin(const at::RecordFunction& op, bool is_node, const Running& running) {
     const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+    const bool at_home = op.threadId() == home_;
     const bool in_node =
         running.outer.recording == events->id() && running.outer.op != StepEvent::kNoOp;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -213,15 +224,15 @@ class StepRecording final : public c10::DebugInfoBase {
       if (in_node && !is_node && recorded.phase != StepPhase::kRerun) {
         return StepEvent::kNoOp;
       }
-      if (!in_backward && in_backward_) {  // it is over
+      if (in_backward) {
+        in_backward_ = true;
+      } else if (at_home && std::exchange(in_backward_, false)) {  // it is over
         after_backward_ = true;
         note_gradients();
       }
-      in_backward_ = in_backward;
       recorded.grad_mode = c10::GradMode::is_enabled();
       recorded.autocast = at::autocast::is_autocast_enabled(events->device().type());
-      after_backward_ = after_backward_ && !recorded.grad_mode;
-      if (recorded.phase == StepPhase::kForward && after_backward_) {
+      if (recorded.phase == StepPhase::kForward && at_home && after_backward_) {
         recorded.phase = StepPhase::kUpdate;
       }
       recorded.thread = op.threadId();
@@ -235,14 +246,10 @@ class StepRecording final : public c10::DebugInfoBase {
           recorded.node = static_cast<uint64_t>(op.seqNr());
         }
       } else {
-        read(inputs_of(op), recorded, index);
-      }
-      if (!ModuleScope::path().empty()) {
-        const std::string& scope = ModuleScope::path();
-        const bool deeper = recorded.module.has_value() &&
-                            recorded.module->compare(0, scope.size(), scope) == 0 &&
-                            recorded.module->size() > scope.size();
-        recorded.module = deeper ? *recorded.module : scope;
+        read(op, recorded, index);
+        if (!recorded.module.has_value() && !ModuleScope::path().empty()) {
+          recorded.module = ModuleScope::path();
+        }
       }
       recorded.begin_ns = events->now();
       ops_.push_back(std::move(recorded));
@@ -260,34 +267,48 @@ class StepRecording final : public c10::DebugInfoBase {
     RecordedOp& recorded = ops_[static_cast<std::size_t>(op)];
     recorded.end_ns = events->now();
     recorded.end_node = at::sequence_number::peek();
+    // The update makes no graph: what does is the next forward.
+    if (recorded.phase == StepPhase::kUpdate && recorded.end_node > recorded.first_node) {
+      recorded.phase = StepPhase::kForward;
+      after_backward_ = false;
+    }
   }
 
   // Notes what an op reads, and whose parameters are among that.
-  void read(c10::ArrayRef<const c10::IValue> inputs, RecordedOp& recorded, int32_t index) {
-    std::optional<int64_t> batch;
+  void read(const at::RecordFunction& op, RecordedOp& recorded, int32_t index) {
+    const auto inputs = inputs_of(op);
+    at::Tensor batch;
     for (const c10::IValue& input : inputs) {
       for_each_tensor_in(input, [&](const at::Tensor& tensor) {
         if (!tensor.defined()) {
           return;
         }
         for_each_storage(tensor, [&](const c10::Storage& storage) {
-          events->note(StepEvent::Kind::kRead, storage, index);
+          events->note(StepEvent::Kind::kRead, storage, index, {}, tensor.requires_grad() ? 1 : 0);
+          if (known_.model == nullptr && is_parameter(tensor)) {
+            note(storage, MemoryCategory::kParameters, "a leaf that requires grad");
+          }
         });
         if (const auto module = module_of(tensor)) {
           recorded.module =
               recorded.module.has_value() ? common_parent(*recorded.module, *module) : *module;
-        } else if (!batch.has_value() && tensor.dim() > 1) {
-          batch = tensor.size(0);
-          if (!batch_.has_value()) {
-            batch_.emplace(tensor.getIntrusivePtr());
-          }
+        } else if (!batch.defined() && tensor.dim() > 1) {
+          batch = tensor;
         }
       });
     }
-    if (recorded.module.has_value()) {
-      recorded.batch = batch;
+    for_each_written(*OpInfo::of(op), inputs, [&](const at::Tensor& tensor, bool) {
+      events->note(StepEvent::Kind::kWritten, tensor.storage(), index);
+    });
+    if (recorded.module.has_value() && recorded.phase == StepPhase::kForward) {
       if (!std::exchange(has_begun_, true)) {
         note_gone();
+      }
+      if (batch.defined()) {
+        recorded.batch = batch.size(0);
+        if (!batch_.has_value()) {
+          batch_.emplace(batch.getIntrusivePtr());
+        }
       }
     }
   }
@@ -343,7 +364,8 @@ class StepRecording final : public c10::DebugInfoBase {
     }
   }
 
-  std::mutex mutex_;
+  const uint64_t home_ = at::RecordFunction::currentThreadId();
+  mutable std::mutex mutex_;
   KnownMemory known_;
   std::optional<ModuleNames> module_names_;
   std::deque<RecordedOp> ops_;

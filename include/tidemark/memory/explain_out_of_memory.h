@@ -22,33 +22,36 @@
 
 namespace tidemark {
 
-/// What a report knows about the allocation that failed: who asked, what was live, which modules
-/// had most of it, and what to do. In a few lines; empty if none failed.
+/// What a report knows about memory that ran out: who asked, what was live, which modules had most
+/// of it, and what to do. In a few lines.
 [[nodiscard]] inline std::string describe_out_of_memory(const MemoryReport& report) {
-  if (!report.refused.has_value()) {
-    return "";
-  }
-  const RefusedMemory& refused = *report.refused;
-  const int64_t live = refused.live.total();
   std::ostringstream out;
-  out << "tidemark: memory of " << report.device << " ran out when ";
-  if (refused.op.has_value()) {
-    const StepOp& op = report.ops[*refused.op];
-    const std::string& module = report.modules[op.module].name;
-    out << op.name << " (" << to_string(op.phase) << " of "
-        << (module.empty() ? "the model" : "'" + module + "'") << ") asked for ";
-  } else {
-    out << "something outside of any op asked for ";
-  }
-  out << format_bytes(refused.bytes) << " with " << format_bytes(live) << " live:";
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    if (refused.live[category] != 0) {
-      out << "\n  " << to_string(category) << ' ' << format_bytes(refused.live[category]) << ", "
-          << std::lround(100 * static_cast<double>(refused.live[category]) /
-                         static_cast<double>(live))
-          << " %";
+  if (report.refused.has_value()) {
+    const RefusedMemory& refused = *report.refused;
+    const int64_t live = refused.live.total();
+    out << "tidemark: memory of " << report.device << " ran out when ";
+    if (refused.op.has_value()) {
+      const StepOp& op = report.ops[*refused.op];
+      const std::string& module = report.modules[op.module].name;
+      out << op.name << " (" << to_string(op.phase) << " of "
+          << (module.empty() ? "the model" : "'" + module + "'") << ") asked for ";
+    } else {
+      out << "something outside of any op asked for ";
     }
+    out << format_bytes(refused.bytes) << " with " << format_bytes(live) << " live:";
+    for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      if (refused.live[category] != 0) {
+        out << "\n  " << to_string(category) << ' ' << format_bytes(refused.live[category]) << ", "
+            << std::lround(100 * static_cast<double>(refused.live[category]) /
+                           static_cast<double>(live))
+            << " %";
+      }
+    }
+  } else {
+    out << "tidemark: no allocation of " << report.device
+        << " was seen to fail. If memory ran out on another device, record that: "
+           "MemoryRecorderOptions().device(...).";
   }
   constexpr double kMuch = 0.05;  // of the peak
   std::vector<const ModuleMemory*> modules;

@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -47,14 +48,15 @@ struct MemoryRecorderOptions {
     return optimizers_;
   }
 
-  /// The device whose memory is recorded.
-  TORCH_ARG(c10::Device, device) = c10::kCPU;
+  /// The device whose memory is recorded; without it that of the model's first parameter, or the
+  /// CPU.
+  TORCH_ARG(std::optional<c10::Device>, device);
 
-  /// Tensors that are input beside those that the forward is seen to read.
+  /// Tensors that are input beside those that the forward is seen to read. They are kept alive.
   TORCH_ARG(std::vector<at::Tensor>, inputs);
 
   /// How many events are recorded at most, at about 40 bytes each; those behind are lost, which the
-  /// report says. A step of 1000 ops has about 10'000.
+  /// report says, and it has no advice and no lints then. A step of 1000 ops has about 10'000.
   TORCH_ARG(int64_t, max_events) = int64_t{1} << 22;
 
  private:
@@ -84,10 +86,13 @@ struct MemoryRecorderOptions {
 /// threads of the engine, is seen too; what others allocate is counted, but no ops of theirs are
 /// seen.
 ///
+/// The tensors that graphs hold are those of graphs which the recorder's own thread makes.
+///
 /// On the CPU all blocks are known that LibTorch's allocator hands out. What was there before is
 /// known in total if install_memory_meter() was called early, else as far as it is a parameter, a
-/// gradient, a buffer, optimizer state or read. Other devices need something that tells of their
-/// blocks: for CUDA, memory/cuda_block_events.h.
+/// gradient, a buffer, optimizer state or read. Memory that is not LibTorch's, as from_blob()
+/// gives, is left out. Other devices need something that tells of their blocks: for CUDA,
+/// memory/cuda_block_events.h.
 ///
 /// Costs one or two microseconds per op. A scope: ends on the thread that made it; one at a time
 /// per thread. report() may be called at any time on that thread. The model and the optimizers have
@@ -110,6 +115,8 @@ class MemoryRecorder {
 
   /// What was recorded so far. Throws what went wrong in recording.
   [[nodiscard]] MemoryReport report() {
+    const at::DisableRecordFunctionGuard unseen;
+    const detail::StepEvents::OwnWork own_work;
     recording_->note_known();
     detail::StepRecord record = recording_->so_far();
     record.live_before = live_before_;
@@ -126,6 +133,9 @@ class MemoryRecorder {
       report.reserved = ReservedMemory{stats.allocated->current, stats.reserved->current,
                                        stats.inactive_split->current};
     }
+    if (record.lost_events > 0) {
+      return report;
+    }
     report.lints = detail::MemoryLinter(record, history, flow, report, recording_->batch()).lint();
     report.advice =
         detail::MemoryAdvisor(model_, record, history, flow, op_modules, report).advise();
@@ -135,8 +145,7 @@ class MemoryRecorder {
  private:
   MemoryRecorder(const torch::nn::Module* model, const MemoryRecorderOptions& options)
       : model_(model),
-        device_(options.device().is_cpu() ? c10::Device(c10::kCPU)
-                                          : detail::ready_device(options.device())),
+        device_(device_of(model, options)),
         meter_(detail::ProcessMeter::get()),
         recording_(std::make_shared<detail::StepRecording>(
             device_, detail::KnownMemory{model, options.optimizers(), options.inputs()},
@@ -159,8 +168,19 @@ class MemoryRecorder {
     callback_ = at::addThreadLocalCallback(detail::StepRecording::callback());
   }
 
+  static c10::Device device_of(const torch::nn::Module* model,
+                               const MemoryRecorderOptions& options) {
+    c10::Device device = options.device().value_or(c10::kCPU);
+    if (!options.device().has_value() && model != nullptr && !model->parameters().empty()) {
+      device = model->parameters().front().device();
+    }
+    return device.is_cpu() ? c10::Device(c10::kCPU) : detail::ready_device(device);
+  }
+
   static int64_t checked(int64_t max_events) {
-    TORCH_CHECK(c10::ThreadLocalDebugInfo::get(detail::StepRecording::kKind) == nullptr,
+    const auto* open = dynamic_cast<detail::StepRecording*>(
+        c10::ThreadLocalDebugInfo::get(detail::StepRecording::kKind));
+    TORCH_CHECK(open == nullptr || open->is_closed(),
                 "tidemark: this thread has a MemoryRecorder already; one at a time.");
     TORCH_CHECK(max_events > 0, "tidemark: MemoryRecorderOptions::max_events is ", max_events,
                 "; it must be above 0.");

@@ -17,8 +17,8 @@ namespace tidemark {
 /// What a block of memory is for. Each block has one category for its whole life, the first of
 /// these that is true.
 enum class MemoryCategory {
-  kParameters,      ///< of the model or the optimizer
-  kGradients,       ///< what `.grad()` of a parameter was at some time of the step
+  kParameters,  ///< of the model or the optimizer
+  kGradients,   ///< what `.grad()` of a parameter was at the begin, after a backward, or at the end
   kOptimizerState,  ///< what the optimizer would save
   kBuffers,         ///< of the model
   kInputs,          ///< what the forward reads, and what is made from that without parameters

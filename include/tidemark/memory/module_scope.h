@@ -9,9 +9,9 @@
 
 namespace tidemark {
 
-/// What its thread does while it is open belongs to a module of that name in a MemoryReport. Not
-/// needed where ops read parameters: those show which module they belong to. A scope inside another
-/// appends to its name; so does a module whose parameters are read.
+/// What its thread does while it is open belongs to a module of that name in a MemoryReport, but
+/// for ops that read parameters of a registered module: those show which one they belong to. A
+/// scope inside another appends to its name.
 ///
 ///     torch::Tensor forward(torch::Tensor x) {
 ///       const tidemark::ModuleScope scope("ball_query");
