@@ -1,12 +1,14 @@
 #include "common/image.h"
 
-#include <png.h>
-
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
 #include "common/pixel_font.h"
+
+#ifdef TIDEMARK_EXAMPLES_PNG
+#include <png.h>
+#endif
 
 namespace examples {
 
@@ -61,6 +63,10 @@ int Image::text_width(const std::string& text, int scale) {
   return text.empty() ? 0 : (static_cast<int>(text.size()) * (kGlyphWidth + 1) - 1) * scale;
 }
 
+#ifdef TIDEMARK_EXAMPLES_PNG
+
+bool Image::can_save() { return true; }
+
 void Image::save_png(const std::string& path) const {
   png_image png{};
   png.version = PNG_IMAGE_VERSION;
@@ -71,5 +77,15 @@ void Image::save_png(const std::string& path) const {
     throw std::runtime_error("can't write " + path + ": " + png.message);
   }
 }
+
+#else
+
+bool Image::can_save() { return false; }
+
+void Image::save_png(const std::string& path) const {
+  throw std::runtime_error("can't write " + path + ": this program was built without libpng");
+}
+
+#endif
 
 }  // namespace examples

@@ -35,7 +35,10 @@ class Image {
   /// The width of `text` in pixels.
   [[nodiscard]] static int text_width(const std::string& text, int scale = 2);
 
-  /// Throws std::runtime_error if the file can't be written.
+  /// Whether this program was built with libpng.
+  [[nodiscard]] static bool can_save();
+
+  /// Throws std::runtime_error if the file can't be written, or if libpng is missing.
   void save_png(const std::string& path) const;
 
  private:

@@ -53,8 +53,9 @@ void Progress::update(int64_t done, const std::string& note) {
     tenths_shown_ = tenths;
     drawn_ = now;
     const auto width = static_cast<int>(std::to_string(total_).size());
-    std::fprintf(out_, "%s %*lld/%lld%s%s\n", label_.c_str(), width, static_cast<long long>(done),
-                 static_cast<long long>(total_), note.empty() ? "" : "  ", note.c_str());
+    std::fprintf(out_, "%s %*lld/%lld%s%s  %s\n", label_.c_str(), width,
+                 static_cast<long long>(done), static_cast<long long>(total_),
+                 note.empty() ? "" : "  ", note.c_str(), remaining(done).c_str());
     std::fflush(out_);
   }
 }

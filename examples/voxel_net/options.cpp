@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/args.h"
+#include "common/training_options.h"
 
 namespace voxel_net {
 
@@ -24,6 +25,8 @@ std::vector<examples::Argument> argument_table(Options& o) {
            "a scan of 3 dimensions, .pt, .nii or .nii.gz (default: ITK's head scan)"),
       text("labels", "FILE", o.labels, "its classes: 0 to 31, 255 where there is none"),
       text("out", "DIR", o.out, "where slices.png and loss.svg go"),
+      text("report", "DIR", o.report,
+           "write where the memory of a step goes, plain and checkpointed"),
       heading("Training"),
       whole("steps", o.steps, 1, kMost, "optimizer steps"),
       whole("batch", o.batch, 1, 1024, "patches that pass through the network at a time"),
@@ -66,29 +69,20 @@ void check_together(const Options& o) {
 }  // namespace
 
 Options Options::parse(int argc, char** argv) {
-  Options options;
-  examples::parse_arguments(argument_table(options), argc, argv);
-  if (options.quick) {
-    // once more, so that what is given wins over what --quick implies
-    options = Options();
-    options.steps = 40;
-    options.batch = 2;
-    options.patch = 16;
-    options.threads = 1;
-    examples::parse_arguments(argument_table(options), argc, argv);
-  }
+  const auto options =
+      examples::parse_options<Options>(argc, argv, argument_table, [](Options& quick) {
+        quick.steps = 40;
+        quick.batch = 2;
+        quick.patch = 16;
+        quick.threads = 1;
+      });
   if (!options.help) {
     check_together(options);
   }
   return options;
 }
 
-std::optional<torch::ScalarType> Options::amp_dtype() const {
-  if (amp == "off") {
-    return std::nullopt;
-  }
-  return amp == "fp16" ? torch::kFloat16 : torch::kBFloat16;
-}
+std::optional<torch::ScalarType> Options::amp_dtype() const { return examples::amp_dtype(amp); }
 
 std::string Options::help_text() {
   Options defaults;

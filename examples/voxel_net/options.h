@@ -29,6 +29,7 @@ struct Options {
   std::string volume;  ///< with labels empty: the head scan that comes with the examples
   std::string labels;
   std::string out = "voxel_net_out";
+  std::string report;
   std::string save;
   std::string resume;
 

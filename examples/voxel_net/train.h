@@ -8,23 +8,20 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "voxel_net/data.h"
+#include "common/training_state.h"
+#include "common/volume_dataset.h"
 #include "voxel_net/network.h"
 #include "voxel_net/options.h"
 
 namespace voxel_net {
 
 /// Cross-entropy plus one minus the mean of the soft Dice scores of all classes, which keeps rare
-/// classes from being ignored. Voxels of kNoClass don't count.
+/// classes from being ignored. Voxels of examples::kNoClass don't count.
 /// Dice loss: Milletari, Navab, Ahmadi, V-Net, 2016.
 torch::Tensor segmentation_loss(const torch::Tensor& scores, const torch::Tensor& labels);
-
-/// Mixed precision of a dtype; none for nothing.
-tidemark::AmpOptions mixed_precision(std::optional<torch::ScalarType> dtype);
 
 /// The cut of the blocks that --segments and --every ask for.
 tidemark::CheckpointedSequentialOptions checkpointing(const Options& options);
@@ -33,7 +30,7 @@ tidemark::CheckpointedSequentialOptions checkpointing(const Options& options);
 class Trainer {
  public:
   /// Keeps a reference to the data. Throws examples::UsageError if patches don't fit in it.
-  Trainer(const Options& options, const Dataset& data);
+  Trainer(const Options& options, const examples::Dataset& data);
 
   /// Runs the steps that are left.
   void train();
@@ -44,22 +41,20 @@ class Trainer {
   void resume(const std::string& path);
 
   [[nodiscard]] VoxelNet& net() { return net_; }
-  [[nodiscard]] PatchSampler& sampler() { return sampler_; }
+  [[nodiscard]] examples::PatchSampler& sampler() { return sampler_; }
+  [[nodiscard]] torch::optim::Optimizer& optimizer() { return optimizer_; }
 
   /// The loss of every step so far.
   [[nodiscard]] const std::vector<double>& losses() const { return losses_; }
 
-  /// The mean loss of the ten steps before step `end`, or of as many as there are.
-  [[nodiscard]] double mean_loss(size_t end) const;
-
  private:
   double step();
-  [[nodiscard]] std::string settings() const;
+  [[nodiscard]] examples::TrainingState state();
 
   Options options_;
   int64_t classes_;
   torch::Device device_;
-  PatchSampler sampler_;
+  examples::PatchSampler sampler_;
   VoxelNet net_;
   torch::optim::Adam optimizer_;
   tidemark::AmpOptions amp_;

@@ -70,6 +70,16 @@ files)
   expect 1 'missing.pt: no such file' --resume "$scratch/missing.pt"
   expect 1 "can't write" --save "$scratch/missing/state.pt"
   expect 1 'junk.pt' --out "$scratch/junk.pt"
+  expect 1 'junk.pt' --report "$scratch/junk.pt"
+  expect 0 '^Category' --report "$scratch/report"
+  for kind in plain checkpointed; do
+    for file in report.txt report.json report.html timeline.csv snapshot.pickle trace.json; do
+      if [ ! -s "$scratch/report/$kind/$file" ]; then
+        echo "--report wrote no $kind/$file"
+        failures=$((failures + 1))
+      fi
+    done
+  done
   ;;
 resume)
   # shellcheck disable=SC2086

@@ -1,4 +1,4 @@
-#include "voxel_net/pictures.h"
+#include "common/slice_picture.h"
 
 #include <torch/torch.h>
 
@@ -7,14 +7,10 @@
 #include <cmath>
 
 #include "common/image.h"
-#include "common/line_chart.h"
 
-namespace voxel_net {
+namespace examples {
 
 namespace {
-
-using examples::Colour;
-using examples::Image;
 
 constexpr Colour kPaper{24, 24, 28};
 constexpr Colour kInk{235, 235, 235};
@@ -109,21 +105,4 @@ void draw_slices(const std::string& path, const Dataset& data, const torch::Tens
   image.save_png(path);
 }
 
-void draw_losses(const std::string& path, const std::vector<double>& losses) {
-  constexpr size_t kWindow = 10;
-  examples::ChartLine each{"each step", "#a9cbe3", 1.2, {}, {}};
-  examples::ChartLine mean{"mean of the last 10", "#0072b2", 2.6, {}, {}};
-  double sum = 0;
-  for (size_t i = 0; i < losses.size(); ++i) {
-    sum += losses[i] - (i >= kWindow ? losses[i - kWindow] : 0);
-    const auto step = static_cast<double>(i + 1);
-    each.x.push_back(step);
-    each.y.push_back(losses[i]);
-    mean.x.push_back(step);
-    mean.y.push_back(sum / static_cast<double>(std::min(i + 1, kWindow)));
-  }
-  examples::LineChart chart{"Training loss", "step", "cross-entropy + 1 - Dice", {each, mean}};
-  chart.save_svg(path);
-}
-
-}  // namespace voxel_net
+}  // namespace examples

@@ -1,4 +1,4 @@
-#include "voxel_net/data.h"
+#include "common/volume_dataset.h"
 
 #include <torch/torch.h>
 
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "common/args.h"
-#include "voxel_net/read_volume.h"
+#include "common/read_volume.h"
 
-namespace voxel_net {
+namespace examples {
 
 namespace {
 
@@ -122,6 +122,16 @@ Dataset Dataset::load(const std::string& volume, const std::string& labels) {
   return head;
 }
 
+Dataset Dataset::load(const std::string& both) {
+  const size_t comma = both.find(',');
+  const std::string volume = both.substr(0, comma);
+  const std::string labels = comma == std::string::npos ? "" : both.substr(comma + 1);
+  if (volume.empty() != labels.empty() || labels.find(',') != std::string::npos) {
+    throw UsageError("--data is '" + both + "'; it must be two files, SCAN,LABELS");
+  }
+  return load(volume, labels);
+}
+
 PatchSampler::PatchSampler(const Dataset& data, int64_t patch, int64_t batch)
     : scan_(data.scan), labels_(data.labels), patch_(patch), batch_(batch) {
   std::vector<torch::Tensor> lowest, highest, object;
@@ -141,10 +151,9 @@ PatchSampler::PatchSampler(const Dataset& data, int64_t patch, int64_t batch)
         torch::tensor({part.end - patch, scan_.size(1) - patch, scan_.size(2) - patch}));
   }
   if (lowest.empty() || patch > scan_.size(1) || patch > scan_.size(2)) {
-    throw examples::UsageError("--patch is " + text(patch) +
-                               ", but the slices to learn from are at most " + text(deepest) +
-                               " x " + text(scan_.size(1)) + " x " + text(scan_.size(2)) +
-                               " voxels without empty borders");
+    throw UsageError("--patch is " + text(patch) + ", but the slices to learn from are at most " +
+                     text(deepest) + " x " + text(scan_.size(1)) + " x " + text(scan_.size(2)) +
+                     " voxels without empty borders");
   }
   lowest_ = torch::stack(lowest);
   highest_ = torch::stack(highest);
@@ -186,4 +195,4 @@ Batch PatchSampler::next() const {
   return {torch::stack(scans), torch::stack(labels)};
 }
 
-}  // namespace voxel_net
+}  // namespace examples

@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace voxel_net {
+namespace examples {
 
 /// The three-dimensional tensor in a file, [slices, rows, columns], of the type that it was stored
 /// with:
@@ -16,4 +16,4 @@ namespace voxel_net {
 /// Throws std::runtime_error that names the file.
 torch::Tensor read_volume(const std::string& path);
 
-}  // namespace voxel_net
+}  // namespace examples

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace voxel_net {
+namespace examples {
 
 /// Slices `begin` to `end` - 1.
 struct Slices {
@@ -38,6 +38,9 @@ struct Dataset {
 
   /// From files, or the head scan that comes with the examples if both names are empty.
   static Dataset load(const std::string& volume, const std::string& labels);
+
+  /// The same from "VOLUME,LABELS". Throws UsageError if that isn't two names.
+  static Dataset load(const std::string& both);
 };
 
 struct Batch {
@@ -67,4 +70,4 @@ class PatchSampler {
   torch::Tensor object_;   // [voxels, 4]: part and position of what isn't background
 };
 
-}  // namespace voxel_net
+}  // namespace examples

@@ -1,12 +1,17 @@
-#include "voxel_net/metrics.h"
+#include "common/sliding_window.h"
+
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <iomanip>
 #include <limits>
+#include <sstream>
 
 #include "common/progress.h"
 
-namespace voxel_net {
+namespace examples {
 
 namespace {
 
@@ -28,11 +33,11 @@ std::vector<int64_t> tile_starts(Slices wanted, int64_t size, int64_t patch) {
 
 }  // namespace
 
-torch::Tensor predict(VoxelNet& net, const Dataset& data, Slices slices, int64_t patch,
-                      int64_t batch) {
+torch::Tensor predict_slices(const std::function<torch::Tensor(const torch::Tensor&)>& likelihood,
+                             const Dataset& data, Slices slices, const torch::Tensor& weight,
+                             int64_t batch) {
   const torch::NoGradGuard no_grad;
-  net->eval();
-  const torch::Device device = net->parameters().front().device();
+  const int64_t patch = weight.size(0);
   const int64_t rows = data.scan.size(1);
   const int64_t columns = data.scan.size(2);
   std::vector<std::array<int64_t, 3>> tiles;
@@ -44,9 +49,9 @@ torch::Tensor predict(VoxelNet& net, const Dataset& data, Slices slices, int64_t
     }
   }
 
-  torch::Tensor likelihood = torch::zeros({data.classes(), slices.count(), rows, columns});
+  torch::Tensor sum = torch::zeros({data.classes(), slices.count(), rows, columns});
   const auto count = static_cast<int64_t>(tiles.size());
-  examples::Progress progress("  predict", count);
+  Progress progress("  predict", count);
   for (int64_t begin = 0; begin < count; begin += batch) {
     const int64_t end = std::min(begin + batch, count);
     std::vector<torch::Tensor> scans;
@@ -57,19 +62,26 @@ torch::Tensor predict(VoxelNet& net, const Dataset& data, Slices slices, int64_t
                           .slice(2, x, x + patch)
                           .unsqueeze(0));
     }
-    const torch::Tensor result = net(torch::stack(scans).to(device)).softmax(1).cpu();
+    const torch::Tensor result = likelihood(torch::stack(scans)).cpu() * weight;
     for (int64_t i = begin; i < end; ++i) {
       const auto [z, y, x] = tiles[static_cast<size_t>(i)];
       const int64_t from = std::max(z, slices.begin);  // the part of the tile that is wanted
       const int64_t to = std::min(z + patch, slices.end);
-      likelihood.slice(1, from - slices.begin, to - slices.begin)
+      sum.slice(1, from - slices.begin, to - slices.begin)
           .slice(2, y, y + patch)
           .slice(3, x, x + patch) += result[i - begin].slice(1, from - z, to - z);
     }
     progress.update(end);
   }
-  net->train();
-  return likelihood.argmax(0);
+  return sum.argmax(0);
+}
+
+torch::Tensor gaussian_weight(int64_t edge) {
+  const double deviation = static_cast<double>(edge) / 8;
+  const torch::Tensor from_middle =
+      torch::arange(edge, torch::kFloat) - static_cast<double>(edge - 1) / 2;
+  const torch::Tensor line = (-0.5 * (from_middle / deviation).square()).exp();
+  return line.view({-1, 1, 1}) * line.view({-1, 1}) * line;
 }
 
 std::vector<double> dice_per_class(const torch::Tensor& prediction, const torch::Tensor& truth,
@@ -86,4 +98,17 @@ std::vector<double> dice_per_class(const torch::Tensor& prediction, const torch:
   return scores;
 }
 
-}  // namespace voxel_net
+std::string describe_scores(const Dataset& data, const std::vector<double>& scores) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(3);
+  const char* separator = "";
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isnan(scores[i])) {
+      text << separator << data.class_names[i] << " " << scores[i];
+      separator = ", ";
+    }
+  }
+  return text.str();
+}
+
+}  // namespace examples

@@ -1,4 +1,4 @@
-#include "voxel_net/read_volume.h"
+#include "common/read_volume.h"
 
 #include <torch/torch.h>
 
@@ -10,11 +10,11 @@
 #include <stdexcept>
 #include <vector>
 
-#ifdef TIDEMARK_VOXEL_NET_NIFTI
+#ifdef TIDEMARK_EXAMPLES_NIFTI
 #include <nifti1_io.h>
 #endif
 
-namespace voxel_net {
+namespace examples {
 
 namespace {
 
@@ -45,7 +45,7 @@ torch::Tensor read_pt(const std::string& path) {
   fail(path, "isn't one tensor, as torch::save in C++ and torch.save in Python write it");
 }
 
-#ifdef TIDEMARK_VOXEL_NET_NIFTI
+#ifdef TIDEMARK_EXAMPLES_NIFTI
 
 torch::ScalarType scalar_type(const std::string& path, int datatype) {
   switch (datatype) {
@@ -148,4 +148,4 @@ torch::Tensor read_volume(const std::string& path) {
   return volume.cpu();
 }
 
-}  // namespace voxel_net
+}  // namespace examples
