@@ -6,10 +6,10 @@
 #include <cmath>
 #include <vector>
 
+#include "common/view_picture.h"
 #include "common/views.h"
 #include "nerf/compare.h"
 #include "nerf/field.h"
-#include "nerf/held_out.h"
 #include "nerf/render.h"
 #include "nerf/scene.h"
 
