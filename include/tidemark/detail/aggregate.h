@@ -13,6 +13,8 @@
 
 namespace tidemark::detail {
 
+/// The number is for packs of them, which nvcc takes in no other way.
+template <std::size_t>
 struct AnyMember {
   template <class T>
   operator T() const;  // NOLINT(google-explicit-constructor): never called
@@ -31,17 +33,14 @@ struct HasBase : std::false_type {};
 template <class T>
 struct HasBase<T, std::void_t<decltype(T{std::declval<AnyBaseOf<T>>()})>> : std::true_type {};
 
-template <std::size_t, class T>
-using Nth = T;
-
 // BracesThenAny<T, n, index_sequence of m>: whether T{ n times {}, m times AnyMember } compiles.
 template <class T, std::size_t braces, class Rest, class = void>
 struct BracesThenAny : std::false_type {};
 
-#define TIDEMARK_BRACES_THEN_ANY(count, ...)                                                       \
-  template <class T, std::size_t... I>                                                             \
-  struct BracesThenAny<T, count, std::index_sequence<I...>,                                        \
-                       std::void_t<decltype(T{__VA_ARGS__ std::declval<Nth<I, AnyMember>>()...})>> \
+#define TIDEMARK_BRACES_THEN_ANY(count, ...)                                                  \
+  template <class T, std::size_t... I>                                                        \
+  struct BracesThenAny<T, count, std::index_sequence<I...>,                                   \
+                       std::void_t<decltype(T{__VA_ARGS__ std::declval<AnyMember<I>>()...})>> \
       : std::true_type {};
 TIDEMARK_BRACES_THEN_ANY(0)
 TIDEMARK_BRACES_THEN_ANY(1, {}, )

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -96,7 +97,9 @@ class CorrectedMomenta {
 inline std::vector<at::Tensor> running_statistics(const std::shared_ptr<torch::nn::Module>& root) {
   std::vector<at::Tensor> statistics;
   for_each_norm(root, [&](const auto& norm) {
-    for (const auto& tensor : {norm->running_mean, norm->running_var, norm->num_batches_tracked}) {
+    const std::array<at::Tensor, 3> all{norm->running_mean, norm->running_var,
+                                        norm->num_batches_tracked};
+    for (const auto& tensor : all) {
       if (tensor.defined()) {
         statistics.push_back(tensor);
       }

@@ -177,7 +177,7 @@ class ProcessMeter final : public MemoryMeter {
   }
 
   template <size_t... I>
-  static std::array<c10::DeleterFnPtr, kMaxLinks> make_deleters(std::index_sequence<I...>) {
+  static std::array<c10::DeleterFnPtr, sizeof...(I)> make_deleters(std::index_sequence<I...>) {
     return {&give_back<I>...};
   }
 

@@ -10,6 +10,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <tidemark/detail/debug_info_kind.h>
 #include <tidemark/detail/module_names.h>
 #include <tidemark/detail/nan_memory.h>
 #include <tidemark/detail/op_info.h>
@@ -60,7 +61,8 @@ namespace tidemark::detail {
 class NumericsLog final : public c10::DebugInfoBase,
                           public std::enable_shared_from_this<NumericsLog> {
  public:
-  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0x74);  // none of LibTorch's
+  static constexpr std::string_view kName = "tidemark::NumericsLog";
+  static constexpr auto kKind = own_debug_info_kind(0x74, &kName);
 
   NumericsLog(const torch::nn::Module* model, const NumericsWatchOptions& options)
       : outer_(innermost() != nullptr ? innermost()->shared_from_this() : nullptr),

@@ -12,6 +12,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <c10/util/intrusive_ptr.h>
+#include <tidemark/detail/debug_info_kind.h>
 #include <tidemark/detail/known_memory.h>
 #include <tidemark/detail/module_names.h>
 #include <tidemark/detail/op_info.h>
@@ -33,6 +34,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -71,7 +73,8 @@ struct StepRecord {
 /// Travels with at::ThreadLocalState to the threads that work for its own.
 class StepRecording final : public c10::DebugInfoBase {
  public:
-  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0x75);  // none of LibTorch's
+  static constexpr std::string_view kName = "tidemark::StepRecording";
+  static constexpr auto kKind = own_debug_info_kind(0x75, &kName);
 
   StepRecording(c10::Device device, KnownMemory known, int64_t most_events)
       : events(std::make_shared<StepEvents>(device, most_events)), known_(std::move(known)) {
