@@ -5,7 +5,11 @@
 
 include("${CMAKE_CURRENT_LIST_DIR}/TidemarkPip.cmake")
 
-set(TIDEMARK_TORCH_VERSION 2.11.0 CACHE STRING "The LibTorch to fetch where none is found")
+set(TIDEMARK_TORCH_VERSION "" CACHE STRING
+    "The only version of LibTorch to use, and to fetch if there is none; empty for any")
+
+# What to fetch where any will do.
+set(TIDEMARK_TORCH_DEFAULT 2.11.0)
 
 if(EXISTS /proc/driver/nvidia/version OR EXISTS /dev/dxg)
   option(TIDEMARK_FETCH_CUDA "Fetch all that the CUDA part of LibTorch needs" ON)
@@ -19,9 +23,9 @@ function(_tidemark_installed_torch out folder)
   set(${out} "${root}" PARENT_SCOPE)
 endfunction()
 
-# Fills FOLDER.
-function(_tidemark_install_torch folder out_error)
-  set(requirement "torch==${TIDEMARK_TORCH_VERSION}")
+# Fills FOLDER with the LibTorch of VERSION.
+function(_tidemark_install_torch folder version out_error)
+  set(requirement "torch==${version}")
   _tidemark_make_pip("${folder}" pip error)
   if(NOT error AND NOT TIDEMARK_FETCH_CUDA)
     # The wheel has CUDA code in it. To load its CPU part takes two of the fifteen CUDA packages.
@@ -42,11 +46,15 @@ function(_tidemark_install_torch folder out_error)
 endfunction()
 
 function(tidemark_fetch_torch out_dir out_error)
+  set(version "${TIDEMARK_TORCH_VERSION}")
+  if(NOT version)
+    set(version ${TIDEMARK_TORCH_DEFAULT})
+  endif()
   set(flavour cpu)
   if(TIDEMARK_FETCH_CUDA)
     set(flavour cuda)
   endif()
-  set(folder "${TIDEMARK_CACHE_DIR}/torch-${TIDEMARK_TORCH_VERSION}-${flavour}")
+  set(folder "${TIDEMARK_CACHE_DIR}/torch-${version}-${flavour}")
   set(stamp "${folder}/complete") # written last: an interrupted fetch starts again
   set(error "")
 
@@ -56,13 +64,13 @@ function(tidemark_fetch_torch out_dir out_error)
     if(failed)
       set(error "${TIDEMARK_CACHE_DIR} cannot be made. Name another: -DTIDEMARK_CACHE_DIR=<folder>")
     else()
-      message(STATUS "LibTorch: none found, fetching ${TIDEMARK_TORCH_VERSION} into ${folder}, "
+      message(STATUS "LibTorch: none found, fetching ${version} into ${folder}, "
                      "which takes some minutes (Torch_DIR names one that you have)")
       file(LOCK "${folder}.lock" GUARD FUNCTION TIMEOUT 3600 RESULT_VARIABLE locked)
       if(NOT locked EQUAL 0)
         set(error "${folder}.lock cannot be locked: ${locked}")
       elseif(NOT EXISTS "${stamp}") # else another configure has fetched it meanwhile
-        _tidemark_install_torch("${folder}" error)
+        _tidemark_install_torch("${folder}" ${version} error)
         _tidemark_installed_torch(root "${folder}")
         if(NOT error AND NOT EXISTS "${root}/share/cmake/Torch/TorchConfig.cmake")
           set(error "there is no TorchConfig.cmake in what pip has installed")
@@ -77,7 +85,7 @@ function(tidemark_fetch_torch out_dir out_error)
   if(error)
     string(
       CONCAT error
-      "LibTorch ${TIDEMARK_TORCH_VERSION} was not found and not fetched: ${error}.\n"
+      "LibTorch ${version} was not found and not fetched: ${error}.\n"
       "Another version: -DTIDEMARK_TORCH_VERSION=<version>.\n"
       "Or use one that you have, ${TIDEMARK_TORCH_MINIMUM} or later: put its folder "
       "<libtorch>/share/cmake/Torch into the variable Torch_DIR, with -D or in the environment; for "

@@ -6,6 +6,8 @@
 #   3. the torch of the Python on PATH (-DTIDEMARK_PYTHON=<python> for another one);
 #   4. where TidemarkFetchTorch.cmake is included, the one that it fetches.
 #
+# Of another version than TIDEMARK_TORCH_VERSION, if that is set, none is taken.
+#
 # <error> is empty on success, else says what was looked at and what to do. Sets Torch_VERSION,
 # TIDEMARK_TORCH_DIR (the folder of TorchConfig.cmake) and TIDEMARK_TORCH_INCLUDE_DIR in the caller,
 # and Torch_DIR in the cache as find_package(Torch) does. Changes no other variable and no flag.
@@ -92,7 +94,8 @@ function(_tidemark_locate_torch out_dir out_error)
   set(seen "")
   foreach(dir IN LISTS candidates)
     _tidemark_torch_version(version "${dir}")
-    if(version VERSION_GREATER_EQUAL TIDEMARK_TORCH_MINIMUM)
+    if(version VERSION_GREATER_EQUAL TIDEMARK_TORCH_MINIMUM
+       AND (NOT TIDEMARK_TORCH_VERSION OR version VERSION_EQUAL TIDEMARK_TORCH_VERSION))
       set(Torch_DIR "${dir}" CACHE PATH "The folder of TorchConfig.cmake")
       set(${out_dir} "${dir}" PARENT_SCOPE)
       set(${out_error} "" PARENT_SCOPE)
@@ -109,9 +112,13 @@ function(_tidemark_locate_torch out_dir out_error)
     set(${out_dir} "${dir}" PARENT_SCOPE)
     set(${out_error} "${error}" PARENT_SCOPE)
   else()
+    set(wanted "${TIDEMARK_TORCH_MINIMUM} or later")
+    if(TIDEMARK_TORCH_VERSION)
+      set(wanted "${TIDEMARK_TORCH_VERSION}, since TIDEMARK_TORCH_VERSION says so,")
+    endif()
     string(
       CONCAT error
-      "tidemark needs LibTorch ${TIDEMARK_TORCH_MINIMUM} or later and found none.${seen}\n"
+      "tidemark needs LibTorch ${wanted} and found none.${seen}\n"
       "Do one of these:\n"
       "  - name it: -DTorch_DIR=<libtorch>/share/cmake/Torch, or the environment variable of that "
       "name; for a pip install <libtorch> is <site-packages>/torch\n"

@@ -1,7 +1,8 @@
 #pragma once
 
-// Casting what ops don't cast by themselves: inputs of custom kernels, of cat with mixed dtypes, of
-// code that needs full precision.
+/// \file
+/// Casting what ops don't cast by themselves: inputs of custom kernels, of cat with mixed dtypes,
+/// of code that needs full precision.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>

@@ -1,30 +1,37 @@
 #pragma once
 
-// Custom autograd Functions under AmpScope, after torch.amp.custom_fwd and custom_bwd.
-//
-// backward() is called outside of the scope, maybe on another thread, so a Function whose backward
-// does more than pass on what autograd saved has to run it under the settings of its forward:
-//
-//     struct MatMul : torch::autograd::Function<MatMul> {
-//       static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b) {
-//         tidemark::AmpForward amp(context);
-//         context->save_for_backward({a, b});
-//         return a.mm(b);
-//       }
-//       static variable_list backward(AutogradContext* context, variable_list grads) {
-//         tidemark::AmpBackward amp(context);
-//         const auto saved = context->get_saved_variables();
-//         return {grads[0].mm(saved[1].t()), saved[0].t().mm(grads[0])};
-//       }
-//     };
-//
-// A kernel that knows float32 only: the inputs, taken by value, are cast where autocast is on, and
-// it is off until the end of forward and in backward.
-//
-//       static Tensor forward(AutogradContext* context, Tensor points, Tensor weights) {
-//         tidemark::AmpForward amp(context, torch::kFloat, points, weights);
-//         return my_kernel(points, weights);
-//       }
+/// \file
+/// Custom autograd Functions under AmpScope, after torch.amp.custom_fwd and custom_bwd.
+///
+/// backward() is called outside of the scope, maybe on another thread, so a Function whose backward
+/// does more than pass on what autograd saved has to run it under the settings of its forward:
+///
+///     struct MatMul : torch::autograd::Function<MatMul> {
+///       static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b) {
+///         tidemark::AmpForward amp(context);
+///         context->save_for_backward({a, b});
+///         return a.mm(b);
+///       }
+///       static variable_list backward(AutogradContext* context, variable_list grads) {
+///         tidemark::AmpBackward amp(context);
+///         const auto saved = context->get_saved_variables();
+///         return {grads[0].mm(saved[1].t()), saved[0].t().mm(grads[0])};
+///       }
+///     };
+///
+/// A kernel that knows float32 only: the inputs, taken by value, are cast where autocast is on, and
+/// it is off until the end of forward and in backward.
+///
+///     struct Kernel : torch::autograd::Function<Kernel> {
+///       static Tensor forward(AutogradContext* context, Tensor points, Tensor weights) {
+///         tidemark::AmpForward amp(context, torch::kFloat, points, weights);
+///         return my_kernel(points, weights);
+///       }
+///       static variable_list backward(AutogradContext* context, variable_list grads) {
+///         tidemark::AmpBackward amp(context);
+///         return my_kernel_backward(grads);
+///       }
+///     };
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
@@ -51,7 +58,8 @@ struct SavedAutocastState final : torch::CustomClassHolder {
 
 }  // namespace detail
 
-/// To be made at the beginning of a Function's forward, for its AmpBackward.
+/// To be made at the beginning of a Function's forward, for its AmpBackward. Examples:
+/// amp_function.h.
 class [[nodiscard]] AmpForward {
  public:
   /// Remembers the settings that forward runs under.
@@ -60,8 +68,8 @@ class [[nodiscard]] AmpForward {
   }
 
   /// Switches autocast off until the end of forward, and in backward, whether or not it was on; and
-  /// casts the inputs, as amp_cast does, that are on a device where it was on. Throws if `dtype` is
-  /// not a floating point dtype.
+  /// casts the inputs, as amp_cast() does, that are on a device where it was on. Throws if `dtype`
+  /// is not a floating point dtype.
   template <class... Inputs>
   AmpForward(torch::autograd::AutogradContext* context, at::ScalarType dtype, Inputs&... inputs) {
     static_assert(!(std::is_const_v<Inputs> || ...),
@@ -97,6 +105,7 @@ class [[nodiscard]] AmpForward {
 /// made no AmpForward.
 class [[nodiscard]] AmpBackward {
  public:
+  /// `context` is the one that backward gets, in which its AmpForward has left the settings.
   explicit AmpBackward(torch::autograd::AutogradContext* context) : scope_(recall(context)) {}
   AmpBackward(const AmpBackward&) = delete;
   AmpBackward& operator=(const AmpBackward&) = delete;

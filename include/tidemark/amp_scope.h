@@ -1,57 +1,58 @@
 #pragma once
 
-// Automatic mixed precision, after torch.autocast: inside an AmpScope matrix products and
-// convolutions run in half precision, and ops that need float32's range or precision in float32.
-//
-// The model stays in float32. A training step:
-//
-//     optimizer.zero_grad();
-//     torch::Tensor loss;
-//     {
-//       tidemark::AmpScope amp(device);           // float16 on CUDA, bfloat16 on the CPU
-//       loss = criterion(model->forward(batch.data), batch.target);
-//     }
-//     loss.backward();                            // outside: every op runs in its forward's dtype
-//     optimizer.step();
-//
-// bfloat16 has float32's range and needs nothing else. Gradients of float16 vanish below 6e-8, so
-// there a step ends with (more in grad_scaler.h)
-//
-//     scaler.scale(loss).backward();
-//     scaler.step(optimizer);
-//     scaler.update();
-//
-// Where float16 overflows (65504) or an epsilon becomes 0 (below 3e-8: 1e-8 in a dice loss), leave
-// half precision for a block:
-//
-//     tidemark::AmpScope amp(torch::kCUDA, torch::kBFloat16);
-//     auto features = backbone->forward(x);
-//     auto full = tidemark::AmpScope::off(torch::kCUDA);
-//     auto loss = dice(tidemark::amp_cast(torch::kFloat, features), target);
-//
-// off() stops casting; what is in half precision already stays so until it is cast (amp_cast.h).
-//
-// The trap of half weights: don't call model->to(torch::kHalf). Updates smaller than a thousandth
-// of a weight are lost then, and autocast does not bring them back.
-//
-// A custom autograd Function runs its backward where backward() is called, outside of the scope,
-// unless it says otherwise: amp_function.h.
-//
-// The weight cache. Inside of a scope the cast of a float32 leaf that requires grad is kept and
-// used again, until the outermost scope ends. (torch::nn::Linear passes a transposed view, so its
-// weight is cast anew every time; convolutions' are kept.) Two traps:
-//   - A weight that changes while a scope is open (EMA, weight clipping, torch::load, a step inside
-//     of the scope) goes on being used as it was. Open a scope for each step, or call
-//     AmpScope::refresh() after the change.
-//   - All uses of a weight in a scope share one cast, so their gradients are added in half
-//     precision: 256 gradients of 1/512 and one of 1 make 1.0 instead of 1.5 in bfloat16. Where a
-//     weight is used many times for one backward (recurrent cells, chunks of rays), switch the
-//     cache off, or call backward for each chunk in a scope of its own:
-//
-//         tidemark::AmpScope amp(device, tidemark::AmpOptions().cache(false));
-//         for (const auto& rays : all_rays.split(4096)) colours.push_back(render(rays));
-//
-// Checkpointed regions re-run under the settings of their forward, wherever backward is called.
+/// \file
+/// Automatic mixed precision, after torch.autocast: inside an AmpScope matrix products and
+/// convolutions run in half precision, and ops that need float32's range or precision in float32.
+///
+/// The model stays in float32. A training step:
+///
+///     optimizer.zero_grad();
+///     torch::Tensor loss;
+///     {
+///       tidemark::AmpScope amp(device);           // float16 on CUDA, bfloat16 on the CPU
+///       loss = criterion(model->forward(batch.data), batch.target);
+///     }
+///     loss.backward();                            // outside: every op runs in its forward's dtype
+///     optimizer.step();
+///
+/// bfloat16 has float32's range and needs nothing else. Gradients of float16 vanish below 6e-8, so
+/// there a step ends with (more in grad_scaler.h)
+///
+///     scaler.scale(loss).backward();
+///     scaler.step(optimizer);
+///     scaler.update();
+///
+/// Where float16 overflows (65504) or an epsilon becomes 0 (below 3e-8: 1e-8 in a dice loss), leave
+/// half precision for a block:
+///
+///     tidemark::AmpScope amp(torch::kCUDA, torch::kBFloat16);
+///     auto features = backbone->forward(x);
+///     auto full = tidemark::AmpScope::off(torch::kCUDA);
+///     auto loss = dice(tidemark::amp_cast(torch::kFloat, features), target);
+///
+/// off() stops casting; what is in half precision already stays so until it is cast (amp_cast.h).
+///
+/// The trap of half weights: don't call model->to(torch::kHalf). Updates smaller than a thousandth
+/// of a weight are lost then, and autocast does not bring them back.
+///
+/// A custom autograd Function runs its backward where backward() is called, outside of the scope,
+/// unless it says otherwise: amp_function.h.
+///
+/// The weight cache. Inside of a scope the cast of a float32 leaf that requires grad is kept and
+/// used again, until the outermost scope ends. (torch::nn::Linear passes a transposed view, so its
+/// weight is cast anew every time; convolutions' are kept.) Two traps:
+///   - A weight that changes while a scope is open (EMA, weight clipping, torch::load, a step in
+///     the scope) goes on being used as it was. Open a scope for each step, or call
+///     AmpScope::refresh() after the change.
+///   - All uses of a weight in a scope share one cast, so their gradients are added in half
+///     precision: 256 gradients of 1/512 and one of 1 make 1.0 instead of 1.5 in bfloat16. Where a
+///     weight is used many times for one backward (recurrent cells, chunks of rays), switch the
+///     cache off, or call backward for each chunk in a scope of its own:
+///
+///         tidemark::AmpScope amp(device, tidemark::AmpOptions().cache(false));
+///         for (const auto& rays : all_rays.split(4096)) colours.push_back(render(rays));
+///
+/// Checkpointed regions re-run under the settings of their forward, wherever backward is called.
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/Device.h>
@@ -66,9 +67,10 @@
 
 namespace tidemark {
 
-/// What an AmpScope sets.
+/// What an AmpScope sets: `AmpOptions().dtype(torch::kBFloat16).cache(false)`.
 struct AmpOptions {
   AmpOptions() = default;
+  /// AmpOptions().dtype(dtype), so that an AmpScope takes a dtype in place of options.
   AmpOptions(at::ScalarType dtype) : dtype_(dtype) {}  // NOLINT(google-explicit-constructor)
 
   /// bfloat16 or float16. Without it that of the enclosing scope or, if there is none, torch's:
@@ -83,10 +85,11 @@ struct AmpOptions {
 };
 
 /// While alive, autocast is on, for the ops of the calling thread on the given type of device.
+/// Recipes: amp_scope.h.
 ///
 ///     tidemark::AmpScope amp(device);
-///     tidemark::AmpScope amp(torch::kCPU, torch::kBFloat16);
-///     tidemark::AmpScope amp(device, tidemark::AmpOptions().dtype(torch::kHalf).cache(false));
+///     tidemark::AmpScope on_cpu(torch::kCPU, torch::kBFloat16);
+///     tidemark::AmpScope half(device, tidemark::AmpOptions().dtype(torch::kHalf).cache(false));
 ///
 /// Scopes nest, for one or for several types of device. At its end a scope puts back everything as
 /// it was, also when an exception ends it. The settings are the thread's own, but torch keeps one

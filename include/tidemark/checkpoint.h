@@ -1,5 +1,6 @@
 #pragma once
 
+/// \file
 /// Activation checkpointing: what a region saves for backward is thrown away after its forward, and
 /// computed again when backward asks for it.
 
@@ -137,9 +138,8 @@ auto checkpoint_member(CheckpointOptions options, Member member, Object&& object
 /// first backward that needs it calls `fn` once more on the same arguments. Gradients are bit-equal
 /// to those of a plain call.
 ///
-/// \code
-/// auto y = tidemark::checkpoint([block = block_](torch::Tensor x) { return block->forward(x); },
-/// x); \endcode
+///     auto y = tidemark::checkpoint(
+///         [net = net](torch::Tensor x) mutable { return net->forward(x); }, x);
 ///
 /// `fn` may be any callable, a module (by holder, shared_ptr or reference), an AnyModule, or a
 /// member function with its object: `checkpoint(&NetImpl::stage, this, x)`. A module that no
@@ -154,8 +154,9 @@ auto checkpoint_member(CheckpointOptions options, Member member, Object&& object
 /// The re-run sees the forward's random numbers, autocast settings, default dtype, device and
 /// stream. It must do the same as the forward did: a region that saves other tensors, draws other
 /// random numbers or writes to its arguments is refused with a c10::Error, and so is a backward
-/// that plain autograd would refuse because a saved tensor was written to. What a region *writes*
-/// (say BatchNorm's running statistics) is written once more by the re-run.
+/// that plain autograd would refuse because a saved tensor was written to. What a region writes to
+/// captured tensors (say BatchNorm's running statistics) is written once: the re-run puts it back,
+/// see CheckpointOptions::observe.
 ///
 /// When memory runs out in the forward or the re-run, the c10::OutOfMemoryError passes as it is,
 /// and what the region wrote and drew is undone, so that the call can be made again. Any other
@@ -191,6 +192,8 @@ Result checkpoint(Any&& any, Args&&... args) {
       detail::ForwardOfAny<Result, torch::nn::AnyModule>{std::forward<Any>(any)},
       std::forward<Args>(args)...);
 }
+
+/// The same with options.
 template <class Result, class Any, class... Args,
           class = std::enable_if_t<std::is_same_v<std::decay_t<Any>, torch::nn::AnyModule>>>
 Result checkpoint(CheckpointOptions options, Any&& any, Args&&... args) {
@@ -204,9 +207,7 @@ Result checkpoint(CheckpointOptions options, Any&& any, Args&&... args) {
 /// returns the results joined along dim 0: the loop that NeRFs write over points and rays, with the
 /// memory of one chunk instead of all.
 ///
-/// \code
-/// auto rgb = tidemark::checkpoint_chunks(32768, mlp, points, directions);
-/// \endcode
+///     auto rgb = tidemark::checkpoint_chunks(32768, mlp, points, directions);
 ///
 /// Every defined tensor argument is cut along dim 0 and must have the same number of rows there;
 /// other arguments go to each call as they are. Results are tensors, or optionals, pairs, tuples,

@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// What may be chosen for a checkpointed region, however it is made.
+
 #include <torch/arg.h>
 
 #include <cstdint>
@@ -9,9 +12,7 @@ namespace tidemark {
 
 /// How a checkpointed region is recorded and re-run.
 ///
-/// \code
-/// auto y = tidemark::checkpoint(tidemark::CheckpointOptions().name("enc1"), encoder, x);
-/// \endcode
+///     auto y = tidemark::checkpoint(tidemark::CheckpointOptions().name("enc1"), encoder, x);
 struct CheckpointOptions {
   /// What error messages call the region.
   TORCH_ARG(std::string, name);

@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// A module whose calls are checkpointed, declared where the plain one was.
+
 #include <c10/util/Type.h>
 #include <tidemark/checkpoint.h>
 #include <torch/nn/module.h>
@@ -113,6 +116,7 @@ class CheckpointedCalls : public Impl {
 template <class Impl, class Signature = typename detail::ForwardSignature<Impl>::type>
 class CheckpointedImpl;
 
+/// \cond
 template <class Impl, class R, class... Args>
 class CheckpointedImpl<Impl, R (*)(Args...)> : public detail::CheckpointedCalls<Impl> {
   using Calls = detail::CheckpointedCalls<Impl>;
@@ -142,23 +146,24 @@ class CheckpointedImpl<Impl, R (*)(Args...)> : public detail::CheckpointedCalls<
     }
   }
 };
+/// \endcond
 
-/// A user's module as one checkpointed region, declared where its holder was:
+/// A user's module as one checkpointed region, declared where its holder was.
 ///
-/// \code
-/// tidemark::Checkpointed<Decoder> head{64, 7};                     // was Decoder head{64, 7}
-/// tidemark::Checkpointed<Decoder> named(tidemark::CheckpointOptions().name("head"), 64, 7);
-/// tidemark::Checkpointed<torch::nn::Sequential> stem(Conv(1, 8), Conv(8, 8));
-/// \endcode
+///     tidemark::Checkpointed<Decoder> head{64, 7};                     // was Decoder head{64, 7}
+///     tidemark::Checkpointed<Decoder> named(tidemark::CheckpointOptions().name("head"), 64, 7);
+///     tidemark::Checkpointed<torch::nn::Sequential> stem(Conv(1, 8), Conv(8, 8));
 ///
 /// `M` is a holder or an implementation. Constructor arguments, members behind `->`, registration,
 /// names and saved files are M's; it nests in a Sequential and clones as itself. Only forward() is
-/// a region, see checkpoint(); M's other functions run plain. An existing instance is wrapped by
-/// `checkpoint(module, ...)` instead. Gradients are checkpointed in eval() too.
+/// a region, see checkpoint(); M's other functions run plain. Its options are
+/// `head->checkpoint_options()`, to be read, or changed between calls. An existing instance is
+/// wrapped by `checkpoint(module, ...)` instead. Gradients are checkpointed in eval() too.
 template <class M>
 class Checkpointed
     : public torch::nn::ModuleHolder<CheckpointedImpl<typename detail::ImplOf<M>::type>> {
  public:
+  /// M's implementation: that of its holder, or M itself.
   using Impl = typename detail::ImplOf<M>::type;
 
  private:
@@ -175,6 +180,8 @@ class Checkpointed
 
  public:
   using Base::Base;
+
+  /// Made without arguments, if M can be.
   Checkpointed() = default;
 
   /// Options first, then what M's constructor takes.
@@ -183,12 +190,17 @@ class Checkpointed
       : Base(std::make_shared<CheckpointedImpl<Impl>>(std::forward<Args>(args)...)) {
     (*this)->checkpoint_options() = std::move(options);
   }
+
+  /// Named modules, where M is a Sequential or another container that takes them.
   explicit Checkpointed(std::initializer_list<torch::nn::NamedAnyModule> modules)
       : Base(std::make_shared<CheckpointedImpl<Impl>>(modules)) {}
 
+  /// M with its members, and the options as checkpoint_options(); forward() is a region.
   Calls* operator->() { return this->get(); }
+  /// The same, read-only: forward() is not const, so it can't be called.
   const Calls* operator->() const { return this->get(); }
 
+  /// Calls forward(), in every way that M's can be called, as a region.
   template <class... Args>
   auto operator()(Args&&... args)
       -> decltype(std::declval<Calls&>().forward(std::forward<Args>(args)...)) {

@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// A Sequential that is checkpointed in segments.
+
 #include <tidemark/checkpoint.h>
 #include <tidemark/detail/forward_trace.h>
 #include <tidemark/detail/input_writers.h>
@@ -28,6 +31,8 @@ namespace tidemark {
 
 /// How a CheckpointedSequential is cut into regions. Without `segments` or `every` it is cut into
 /// about sqrt(N) segments, which holds about 2 sqrt(N) of N equal blocks.
+///
+///     auto options = tidemark::CheckpointedSequentialOptions().every(2).checkpoint_last(true);
 struct CheckpointedSequentialOptions {
   /// The number of segments, from 1 to the number of modules. The first ones get the remainder.
   TORCH_ARG(std::optional<int64_t>, segments);
@@ -79,6 +84,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
  public:
   CheckpointedSequentialImpl() = default;
 
+  /// Empty, to be filled by push_back(). Throws if the options make no sense, or give both.
   explicit CheckpointedSequentialImpl(CheckpointedSequentialOptions options)
       : options_(std::move(options)) {
     check_options();
@@ -90,6 +96,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   explicit CheckpointedSequentialImpl(First&& first, Rest&&... rest) {
     append(std::forward<First>(first), std::forward<Rest>(rest)...);
   }
+  /// The same with options first.
   template <class First, class... Rest,
             class = std::enable_if_t<detail::is_sequential_element<std::decay_t<First>>>>
   CheckpointedSequentialImpl(CheckpointedSequentialOptions options, First&& first, Rest&&... rest)
@@ -97,7 +104,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     append(std::forward<First>(first), std::forward<Rest>(rest)...);
   }
 
-  /// Takes named modules.
+  /// Takes named modules, with their names.
   explicit CheckpointedSequentialImpl(
       torch::OrderedDict<std::string, torch::nn::AnyModule>&& modules,
       CheckpointedSequentialOptions options = {})
@@ -106,6 +113,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
       push_back(item.key(), std::move(item.value()));
     }
   }
+  /// The same from a list in braces: `{{"conv", Conv(1, 8)}, {"act", torch::nn::ReLU()}}`.
   explicit CheckpointedSequentialImpl(std::initializer_list<torch::nn::NamedAnyModule> modules,
                                       CheckpointedSequentialOptions options = {})
       : CheckpointedSequentialImpl(std::move(options)) {
@@ -187,6 +195,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     return copy;
   }
 
+  /// Prints the name tidemark::CheckpointedSequential; the modules follow, as a Sequential's do.
   void pretty_print(std::ostream& stream) const override {
     stream << "tidemark::CheckpointedSequential";
   }
@@ -371,17 +380,18 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
 
 /// A holder of CheckpointedSequentialImpl, to be declared where a torch::nn::Sequential was.
 ///
-/// \code
-/// tidemark::CheckpointedSequential blocks;                              // filled by push_back
-/// tidemark::CheckpointedSequential stem(Block(8), Block(8), Block(8));  // about sqrt(N) segments
-/// tidemark::CheckpointedSequential body(
-///     tidemark::CheckpointedSequentialOptions().segments(2), Block(8), Block(8));
-/// \endcode
+///     tidemark::CheckpointedSequential blocks;                    // filled by push_back
+///     tidemark::CheckpointedSequential stem(Block(8), Block(8));  // about sqrt(N) segments
+///     tidemark::CheckpointedSequential body(
+///         tidemark::CheckpointedSequentialOptions().segments(2), Block(8), Block(8));
+///
+/// Takes what CheckpointedSequentialImpl's constructors take; its functions are behind `->`.
 class CheckpointedSequential : public torch::nn::ModuleHolder<CheckpointedSequentialImpl> {
  public:
   using torch::nn::ModuleHolder<CheckpointedSequentialImpl>::ModuleHolder;
 
   CheckpointedSequential() = default;
+  /// Takes named modules from a list in braces, and then options.
   CheckpointedSequential(std::initializer_list<torch::nn::NamedAnyModule> modules,
                          CheckpointedSequentialOptions options = {})
       : ModuleHolder(std::make_shared<CheckpointedSequentialImpl>(modules, std::move(options))) {}

@@ -1,66 +1,68 @@
 #pragma once
 
-// The step of a big batch, from small ones that fit in memory.
-//
-//     tidemark::GradAccumulator accumulator(
-//         optimizer, tidemark::GradAccumulatorOptions(4).scaler(scaler).clip_grad_norm(1.0));
-//     for (auto& batch : *loader) {
-//       torch::Tensor loss;
-//       {
-//         tidemark::AmpScope amp(device);
-//         loss = criterion(model->forward(batch.data), batch.target);
-//       }
-//       accumulator.backward(loss, batch.data.size(0));   // steps on every fourth call
-//     }
-//     accumulator.flush();                                // the last, partial window
-//
-// That is the whole loop: no zero_grad(), no scale(), no division of the loss, no clipping, no
-// step(), no update(). Each of them done by hand as well would be done twice. Four micro-batches,
-// however uneven, and a last window of fewer, give the gradient of one big batch. What is done
-// twice is refused where it shows; a loss that was scaled or divided looks like any other, and
-// torch::nn::utils::clip_grad_norm_ and writes through data() within a window leave no trace.
-//
-// The weight is the number of items that the loss is a mean over: not the batch size where voxels
-// are masked or rays differ in number.
-//
-//     accumulator.backward(masked_loss, mask.sum().item<int64_t>());
-//
-// Or a loader gives whole batches, and the accumulator cuts them to what memory holds:
-//
-//     auto result = accumulator.accumulate(batch, [&](auto micro) {
-//       return criterion(model->forward(micro.data), micro.target);
-//     });
-//
-// A learning rate follows the steps that were taken, once per window:
-//
-//     options.after_step([&](tidemark::StepResult result) {
-//       if (result == tidemark::StepResult::kStepped) scheduler.step();
-//     });
-//
-// Logging: window_loss() is the mean over the whole window. Log it after a window; keeping the
-// losses of micro-batches keeps their graphs, unless they are detached.
-//
-// A GAN has an accumulator for each of its two losses. A backward pass of one reaches the other's
-// parameters, too, so either windows alternate as a whole (a window begins by dropping gradients
-// that are there), or the other's parameters are frozen meanwhile; else backward() refuses to go
-// on, since gradients changed under it.
-//
-// What doesn't add up over micro-batches, so that the big batch's gradient can't be had:
-//   - Losses that are no mean over items: dice over the batch (MONAI's batch=True, nnU-Net's
-//     batch_dice), contrastive losses, ranks, a penalty on the norm of a mean. Dice per sample is
-//     a mean over samples, and adds up.
-//   - Batch statistics. BatchNorm normalises a micro-batch by its own; GroupNorm or InstanceNorm
-//     don't depend on the batch. The running statistics: batch_norm().
-//   - Random numbers: dropout and augmentation draw others than for one big batch.
-// A term that doesn't depend on the data (weight decay by hand, total variation of a grid) is part
-// of every micro-batch's loss: the weights make it count once.
-//
-// Parameters in bfloat16 or float16 (model->to(torch::kBFloat16)) add up their gradients in these,
-// and lose small ones: accumulate_dtype(torch::kFloat). Under an AmpScope parameters and gradients
-// are float32 anyway.
-//
-// Peak memory is that of one micro-batch, and from the second on of the gradients, which live
-// through a window. Let go of a micro-batch's loss and outputs before the next forward.
+/// \file
+/// The step of a big batch, from small ones that fit in memory.
+///
+///     tidemark::GradAccumulator accumulator(
+///         optimizer, tidemark::GradAccumulatorOptions(4).scaler(scaler).clip_grad_norm(1.0));
+///     for (auto& batch : *loader) {
+///       torch::Tensor loss;
+///       {
+///         tidemark::AmpScope amp(device);
+///         loss = criterion(model->forward(batch.data), batch.target);
+///       }
+///       accumulator.backward(loss, batch.data.size(0));   // steps on every fourth call
+///     }
+///     accumulator.flush();                                // the last, partial window
+///
+/// That is the whole loop: no zero_grad(), no scale(), no division of the loss, no clipping, no
+/// step(), no update(). Each of them done by hand as well would be done twice. Four micro-batches,
+/// however uneven, and a last window of fewer, give the gradient of one big batch. What is done
+/// twice is refused where it shows; a loss that was scaled or divided looks like any other, and
+/// torch::nn::utils::clip_grad_norm_ and writes through data() within a window leave no trace.
+///
+/// The weight is the number of items that the loss is a mean over: not the batch size where voxels
+/// are masked or rays differ in number.
+///
+///     accumulator.backward(masked_loss, mask.sum().item<int64_t>());
+///
+/// Or a loader gives whole batches, and the accumulator cuts them to what memory holds:
+///
+///     auto result = accumulator.accumulate(batch, [&](auto micro) {
+///       return criterion(model->forward(micro.data), micro.target);
+///     });
+///
+/// A learning rate follows the steps that were taken, once per window:
+///
+///     options.after_step([&](tidemark::StepResult result) {
+///       if (result == tidemark::StepResult::kStepped) scheduler.step();
+///     });
+///
+/// Logging: window_loss() is the mean over the whole window. Log it after a window; keeping the
+/// losses of micro-batches keeps their graphs, unless they are detached.
+///
+/// A GAN has an accumulator for each of its two losses. A backward pass of one reaches the other's
+/// parameters, too, so either windows alternate as a whole (a window begins by dropping gradients
+/// that are there), or the other's parameters are frozen meanwhile; else backward() refuses to go
+/// on, since gradients changed under it.
+///
+/// What doesn't add up over micro-batches, so that the big batch's gradient can't be had:
+///   - Losses that are no mean over items: dice over the batch (MONAI's batch=True, nnU-Net's
+///     batch_dice), contrastive losses, ranks, a penalty on the norm of a mean. Dice per sample is
+///     a mean over samples, and adds up.
+///   - Batch statistics. BatchNorm normalises a micro-batch by its own; GroupNorm or InstanceNorm
+///     don't depend on the batch. The running statistics: batch_norm().
+///   - Random numbers: dropout and augmentation draw others than for one big batch.
+///
+/// A term that doesn't depend on the data (weight decay by hand, total variation of a grid) is part
+/// of every micro-batch's loss: the weights make it count once.
+///
+/// Parameters in bfloat16 or float16 (model->to(torch::kBFloat16)) add up their gradients in these,
+/// and lose small ones: accumulate_dtype(torch::kFloat). Under an AmpScope parameters and gradients
+/// are float32 anyway.
+///
+/// Peak memory is that of one micro-batch, and from the second on of the gradients, which live
+/// through a window. Let go of a micro-batch's loss and outputs before the next forward.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -94,12 +96,13 @@ namespace tidemark {
 /// At the end of a window gradients are unscaled, divided by the sum of the weights, clipped,
 /// stepped with and set to none, in this order. A step that a GradScaler skips leaves nothing
 /// behind for the next window. With equal weights all is, bit for bit, as in the common loop that
-/// divides its losses by the number of micro-batches.
+/// divides its losses by the number of micro-batches. Recipes: grad_accumulator.h.
 ///
 /// Takes optimizers by reference, and reads their parameters anew in each call: between windows
-/// they may be replaced. Without optimizers it works on the parameters of module(), ends a window
-/// without a step and leaves the gradients, to be stepped with in after_step() or before the next
-/// window begins; with a GradScaler that is scaler.step(parameters, own_step) and scaler.update().
+/// they may be replaced. Without optimizers it works on the parameters of
+/// GradAccumulatorOptions::module(), ends a window without a step and leaves the gradients, to be
+/// stepped with in after_step() or before the next window begins; with a GradScaler that is
+/// scaler.step(parameters, own_step) and scaler.update().
 ///
 /// Does not wait for a device but at the end of a window with a GradScaler, and where an option
 /// says so.
@@ -112,6 +115,7 @@ namespace tidemark {
 /// For one thread at a time. Not copyable.
 class GradAccumulator {
  public:
+  /// What steps at the end of a window: any of LibTorch's optimizers, or one derived from it.
   using Optimizer = torch::optim::Optimizer;
 
   /// Throws if an option makes no sense.
@@ -129,7 +133,7 @@ class GradAccumulator {
   explicit GradAccumulator(Optimizers&& optimizers, const GradAccumulatorOptions& options = {})
       : core_(detail::pointers_to(optimizers), options) {}
 
-  /// No optimizer: the parameters of module(), and a step of one's own.
+  /// No optimizer: the parameters of GradAccumulatorOptions::module(), and a step of one's own.
   explicit GradAccumulator(const GradAccumulatorOptions& options) : core_({}, options) {}
 
   GradAccumulator(const GradAccumulator&) = delete;
@@ -178,8 +182,8 @@ class GradAccumulator {
   /// memory runs out in `function` or its backward pass, the try is undone and the whole window
   /// done anew with half as many rows, so that all is, bit for bit, as if it had begun with these.
   /// They are kept for later calls. Undone are gradients, the default random number generators, the
-  /// buffers of module() and the peaks of open MemoryScopes; what else `function` changes is its
-  /// own to undo.
+  /// buffers of GradAccumulatorOptions::module() and the peaks of open MemoryScopes; what else
+  /// `function` changes is its own to undo.
   ///
   /// Any other exception, and one at the window's end, passes after the same undoing. Gradients
   /// from before the call are kept until it is over, and are there again if it throws: zero_grad()
@@ -214,7 +218,7 @@ class GradAccumulator {
   }
 
   /// The norm of the last window's gradients, normalised and before they were clipped; 0 if there
-  /// were none. Needs clip_grad_norm(). Waits for the device.
+  /// were none. Needs GradAccumulatorOptions::clip_grad_norm(). Waits for the device.
   [[nodiscard]] double grad_norm() const {
     TORCH_CHECK(core_.options().clip_grad_norm().has_value(),
                 "tidemark: GradAccumulator: grad_norm() is only known with clip_grad_norm(); its "
@@ -235,7 +239,8 @@ class GradAccumulator {
   /// The number of windows that have ended.
   [[nodiscard]] int64_t windows() const { return core_.windows(); }
 
-  /// The number of micro-batches that drop_nonfinite() left out, in all windows that have ended.
+  /// The number of micro-batches that GradAccumulatorOptions::drop_nonfinite left out, in all
+  /// windows that have ended.
   [[nodiscard]] int64_t dropped() const { return core_.dropped(); }
 
   /// The rows that accumulate() passes at a time, if an option or a lack of memory limits them.
@@ -243,27 +248,29 @@ class GradAccumulator {
     return core_.options().micro_batch().has_value() ? core_.options().micro_batch() : found_;
   }
 
-  /// For torch::save(accumulator, "accumulator.pt") and torch::load(accumulator, ...), or as a part
-  /// of an archive of one's own, also while a window is open. What a window has of gradients,
-  /// weights and losses goes on bit for bit; models, optimizers, scalers and random number
-  /// generators are saved by themselves. Loading throws, and changes nothing, if that is not what
-  /// was saved.
+  /// For torch::save(accumulator, "accumulator.pt"), or as a part of an archive of one's own, also
+  /// while a window is open. What a window has of gradients, weights and losses goes on bit for bit
+  /// after load(); models, optimizers, scalers and random number generators are saved by
+  /// themselves.
   void save(torch::serialize::OutputArchive& archive) const {
     auto state = core_.state();
     state.micro_batch = found_.value_or(0);
     detail::write_state(archive, state);
   }
+  /// Goes on from what save() wrote. Throws, and changes nothing, if the archive holds no such.
   void load(torch::serialize::InputArchive& archive) {
     const auto state = detail::read_accumulator_state(archive);
     core_.load_state(state);
     found_ = state.micro_batch == 0 ? std::nullopt : std::optional(state.micro_batch);
   }
 
+  /// For torch::save(accumulator, "accumulator.pt"): save().
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const GradAccumulator& accumulator) {
     accumulator.save(archive);
     return archive;
   }
+  /// For torch::load(accumulator, "accumulator.pt"): load().
   friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                                     GradAccumulator& accumulator) {
     accumulator.load(archive);

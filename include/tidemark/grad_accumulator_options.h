@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// How big a window is and how it ends.
+
 #include <c10/core/ScalarType.h>
 #include <tidemark/detail/callable.h>
 #include <tidemark/detail/update_window.h>
@@ -30,10 +33,9 @@ enum class BatchNormPolicy {
 
 /// How a GradAccumulator ends its windows.
 ///
-/// \code
-/// tidemark::GradAccumulatorOptions(4).scaler(scaler).clip_grad_norm(1.0)
-/// \endcode
+///     auto options = tidemark::GradAccumulatorOptions(4).scaler(scaler).clip_grad_norm(1.0);
 struct GradAccumulatorOptions {
+  /// Windows of `steps` micro-batches; from 1 on.
   // NOLINTNEXTLINE(google-explicit-constructor)
   GradAccumulatorOptions(int64_t steps = 1) : steps_(steps) {}
 
@@ -44,11 +46,12 @@ struct GradAccumulatorOptions {
     return *this;
   }
   GradAccumulatorOptions& scaler(GradScaler&&) = delete;
+  /// Null without a GradScaler.
   [[nodiscard]] GradScaler* scaler() const { return scaler_; }
 
   /// The model: a module, a holder or a shared_ptr. For batch_norm(), for putting its buffers back
-  /// when accumulate() fails, and for its parameters where there is no optimizer. It is shared
-  /// where somebody shares it; otherwise it has to outlive the accumulator.
+  /// when GradAccumulator::accumulate() fails, and for its parameters where there is no optimizer.
+  /// It is shared where somebody shares it; otherwise it has to outlive the accumulator.
   template <class Module>
   GradAccumulatorOptions& module(Module& module) {
     module_ = detail::share_object(module);
@@ -56,6 +59,7 @@ struct GradAccumulatorOptions {
   }
   template <class Module>
   GradAccumulatorOptions& module(const Module&&) = delete;
+  /// Null if none was given. Does not own a module that nobody shares.
   [[nodiscard]] const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
 
   /// Scales the gradients of a window down to this norm, taken over all of them, as
@@ -65,10 +69,13 @@ struct GradAccumulatorOptions {
     norm_type_ = norm_type;
     return *this;
   }
+  /// The norm that gradients are scaled down to; empty if they are not clipped.
   [[nodiscard]] std::optional<double> clip_grad_norm() const { return clip_grad_norm_; }
+  /// The p of the norm that is clipped: 2, or what clip_grad_norm() was given; may be infinity.
   [[nodiscard]] double norm_type() const { return norm_type_; }
 
-  /// The number of backward() calls that make a window. accumulate() has no use for it.
+  /// The number of GradAccumulator::backward() calls that make a window. accumulate() has no use
+  /// for it.
   TORCH_ARG(int64_t, steps);
 
   /// Clamps every element of a window's gradients to at most this, of either sign.
@@ -80,11 +87,12 @@ struct GradAccumulatorOptions {
   /// float16 has only inf). Without it all is done in the parameters' dtype.
   TORCH_ARG(std::optional<at::ScalarType>, accumulate_dtype);
 
-  /// Needs module().
+  /// What becomes of running statistics; anything but kPlain needs module().
   TORCH_ARG(BatchNormPolicy, batch_norm) = BatchNormPolicy::kPlain;
 
   /// Called after each window, when gradients are gone and the result can be read: for learning
-  /// rate schedulers, moving averages, densification. Several optimizers: see last_result().
+  /// rate schedulers, moving averages, densification. Several optimizers: see
+  /// GradAccumulator::last_result().
   TORCH_ARG(std::function<void(StepResult)>, after_step);
 
   /// Leaves out micro-batches whose loss is inf or NaN, and their weights. Waits for the device

@@ -1,62 +1,63 @@
 #pragma once
 
-// Loss scaling for training in half precision, after torch.amp.GradScaler.
-//
-// Gradients of a float16 model are easily below 6e-8, which float16 rounds to 0. Multiplying the
-// loss multiplies them all; the optimizer gets them divided again. The factor is found on the way:
-// it halves whenever a gradient overflowed, and that step is skipped; it doubles after 2000 updates
-// without an overflow. So the first few steps of a run are often skipped, by design.
-//
-//     tidemark::GradScaler scaler;
-//     for (auto& batch : *loader) {
-//       optimizer.zero_grad();
-//       torch::Tensor loss;
-//       {
-//         tidemark::AmpScope amp(device);
-//         loss = criterion(model->forward(batch.data), batch.target);
-//       }
-//       scaler.scale(loss).backward();            // outside of the AmpScope
-//       auto result = scaler.step(optimizer);
-//       scaler.update();
-//       if (result == tidemark::StepResult::kStepped) scheduler.step();
-//     }
-//
-// Several losses and optimizers share a scaler and an update, for the overflow of one tells about
-// the others' (only those that saw it are skipped):
-//
-//     for (auto& part : scaler.scale(std::vector<torch::Tensor>{colour, depth})) part.backward();
-//     for (auto* optimizer : optimizers) scaler.step(*optimizer);
-//     scaler.update();                            // once, after the last step
-//
-// Whatever looks at the gradients before the step needs them unscaled first; clipping, say:
-//
-//     scaler.scale(loss).backward();
-//     scaler.unscale_(optimizer);                 // once, after the last backward of this update
-//     torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-//     scaler.step(optimizer);
-//     scaler.update();
-//
-// Gradient accumulation: scale() every loss, then step(), update() and zero_grad() once. The scale
-// must not change while gradients add up, so no update() in between.
-//
-// A gradient penalty is made of unscaled gradients, and its own loss is scaled again:
-//
-//     auto gradients = torch::autograd::grad({scaler.scale(loss)}, inputs, {}, true, true);
-//     auto penalty = (gradients[0] / scaler.get_scale()).norm();
-//     scaler.scale(loss + penalty).backward();
-//
-// Densification reads gradients of tensors that no optimizer holds: scaler.unscale_(means.grad()).
-//
-// An optimizer with a kernel of its own may divide by the scale in that kernel:
-//
-//     scaler.step(parameters, [&](const auto& grad_scale, const auto& found_inf) {
-//       adam.step(grad_scale, found_inf);         // takes gradient / grad_scale
-//     });
-//
-// bfloat16 has float32's range: it needs no GradScaler. The trap of float16 weights
-// (model->to(torch::kHalf)): steps smaller than a thousandth of a weight are lost, and so are
-// unscaled gradients, which is why they are refused. Keep the model in float32 and run it in an
-// AmpScope.
+/// \file
+/// Loss scaling for training in half precision, after torch.amp.GradScaler.
+///
+/// Gradients of a float16 model are easily below 6e-8, which float16 rounds to 0. Multiplying the
+/// loss multiplies them all; the optimizer gets them divided again. The factor is found on the way:
+/// it halves whenever a gradient overflowed, and that step is skipped; it doubles after 2000
+/// updates without an overflow. So the first few steps of a run are often skipped, by design.
+///
+///     tidemark::GradScaler scaler;
+///     for (auto& batch : *loader) {
+///       optimizer.zero_grad();
+///       torch::Tensor loss;
+///       {
+///         tidemark::AmpScope amp(device);
+///         loss = criterion(model->forward(batch.data), batch.target);
+///       }
+///       scaler.scale(loss).backward();            // outside of the AmpScope
+///       auto result = scaler.step(optimizer);
+///       scaler.update();
+///       if (result == tidemark::StepResult::kStepped) scheduler.step();
+///     }
+///
+/// Several losses and optimizers share a scaler and an update, for the overflow of one tells about
+/// the others' (only those that saw it are skipped):
+///
+///     for (auto& part : scaler.scale(std::vector<torch::Tensor>{colour, depth})) part.backward();
+///     for (auto* optimizer : optimizers) scaler.step(*optimizer);
+///     scaler.update();                            // once, after the last step
+///
+/// Whatever looks at the gradients before the step needs them unscaled first; clipping, say:
+///
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(optimizer);                 // once, after the last backward of this update
+///     torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+///     scaler.step(optimizer);
+///     scaler.update();
+///
+/// Gradient accumulation: scale() every loss, then step(), update() and zero_grad() once. The scale
+/// must not change while gradients add up, so no update() in between.
+///
+/// A gradient penalty is made of unscaled gradients, and its own loss is scaled again:
+///
+///     auto gradients = torch::autograd::grad({scaler.scale(loss)}, inputs, {}, true, true);
+///     auto penalty = (gradients[0] / scaler.get_scale()).norm();
+///     scaler.scale(loss + penalty).backward();
+///
+/// Densification reads gradients of tensors that no optimizer holds: scaler.unscale_(means.grad()).
+///
+/// An optimizer with a kernel of its own may divide by the scale in that kernel:
+///
+///     scaler.step(parameters, [&](const auto& grad_scale, const auto& found_inf) {
+///       adam.step(grad_scale, found_inf);         // takes gradient / grad_scale
+///     });
+///
+/// bfloat16 has float32's range: it needs no GradScaler. The trap of float16 weights
+/// (model->to(torch::kHalf)): steps smaller than a thousandth of a weight are lost, and so are
+/// unscaled gradients, which is why they are refused. Keep the model in float32 and run it in an
+/// AmpScope.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -82,6 +83,7 @@
 namespace tidemark {
 
 /// Scales losses and steps optimizers so that float16 gradients neither vanish nor overflow.
+/// Recipes: grad_scaler.h.
 ///
 /// Takes optimizers by reference, reads their param_groups() anew in each call and keeps nothing of
 /// them beyond update(): parameters may be replaced between steps. An optimizer must not be
@@ -101,7 +103,8 @@ class GradScaler {
  public:
   /// A step of one's own, without grad mode. It is called only if no gradient is inf or NaN, so
   /// `found_inf` is 0; the gradients are `grad_scale` times what they should be: 1 after
-  /// unscale_(). Both are float32 of one element, on the device of the scale.
+  /// unscale_(). Both are float32 of one element, on the device of the scale. Any callable that a
+  /// `std::function<void(const at::Tensor& grad_scale, const at::Tensor& found_inf)>` takes.
   using OwnStep = detail::OwnStep;
 
   /// Throws if an option makes no sense.
@@ -143,6 +146,7 @@ class GradScaler {
   void unscale_(torch::optim::Optimizer& optimizer) {
     unscale_target(detail::steppable(optimizer));
   }
+  /// The same for a list of parameters: the one that step(parameters, own_step) will get.
   void unscale_(const std::vector<at::Tensor>& parameters) {
     unscale_target(detail::StepTarget(parameters));
   }
@@ -180,12 +184,12 @@ class GradScaler {
         Takes::kUnscaled);
   }
 
-  /// The same with a step of one's own instead of optimizer.step(), or without an optimizer. It
-  /// takes float16 gradients, too, if unscale_() was not called. A list of parameters is told from
-  /// others by what it lists.
+  /// The same with a step of one's own instead of optimizer.step(). It takes float16 gradients,
+  /// too, if unscale_() was not called.
   StepResult step(torch::optim::Optimizer& optimizer, const OwnStep& own_step) {
     return step_target(detail::steppable(optimizer), own_step, Takes::kScaled);
   }
+  /// The same without an optimizer. A list of parameters is told from others by what it lists.
   StepResult step(const std::vector<at::Tensor>& parameters, const OwnStep& own_step) {
     return step_target(detail::StepTarget(parameters), own_step, Takes::kScaled);
   }
@@ -247,18 +251,24 @@ class GradScaler {
   /// gradients are to be dropped, and leaves the scale and its count as they are.
   void discard() { window_.clear(); }
 
+  /// GradScalerOptions::enabled: without it losses are not scaled and step() just steps.
   [[nodiscard]] bool is_enabled() const { return options_.enabled(); }
 
   /// The scale, or 1 if not enabled. Waits for the device.
   [[nodiscard]] double get_scale() const { return is_enabled() ? scale_.value() : 1.0; }
 
+  /// What a growing scale is multiplied by: as in the options, or as set or loaded since.
   [[nodiscard]] double get_growth_factor() const { return scale_.host().growth_factor; }
+  /// What the scale is multiplied by after an inf or NaN: as in the options, or as set or loaded.
   [[nodiscard]] double get_backoff_factor() const { return scale_.host().backoff_factor; }
+  /// The clean updates in a row that make the scale grow: as in the options, or as set or loaded.
   [[nodiscard]] int64_t get_growth_interval() const { return scale_.host().growth_interval; }
 
-  /// These change nothing if they throw.
+  /// From the next update() on; above 1 and finite. Changes nothing if it throws.
   void set_growth_factor(double value) { set_growth(&GradScalerState::growth_factor, value); }
+  /// From the next update() on; between 0 and 1. Changes nothing if it throws.
   void set_backoff_factor(double value) { set_growth(&GradScalerState::backoff_factor, value); }
+  /// From the next update() on; 1 or more. Changes nothing if it throws.
   void set_growth_interval(int64_t value) { set_growth(&GradScalerState::growth_interval, value); }
 
   /// The number of updates in a row in which a step was skipped, up to the last step(). A skip now
@@ -272,6 +282,7 @@ class GradScaler {
       const detail::NamedTensors& names = detail::NamedTensors()) const {
     return detail::nonfinite_grads(detail::StepTarget(optimizer), names);
   }
+  /// The same of a list of parameters.
   [[nodiscard]] std::vector<NonfiniteGrad> nonfinite_grads(
       const std::vector<at::Tensor>& parameters,
       const detail::NamedTensors& names = detail::NamedTensors()) const {
@@ -290,18 +301,20 @@ class GradScaler {
     consecutive_skips_ = 0;
   }
 
-  /// For torch::save(scaler, "scaler.pt") and torch::load(scaler, "scaler.pt"), or as a part of an
-  /// archive of one's own. Loading throws, and changes nothing, if that is not what was saved.
+  /// Writes state(): as a part of an archive of one's own, or by torch::save(scaler, "scaler.pt").
   void save(torch::serialize::OutputArchive& archive) const {
     detail::write_state(archive, state());
   }
+  /// load_state() of what save() wrote. Throws, and changes nothing, if the archive holds no such.
   void load(torch::serialize::InputArchive& archive) { load_state(detail::read_state(archive)); }
 
+  /// For torch::save(scaler, "scaler.pt"): save().
   friend torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                                      const GradScaler& scaler) {
     scaler.save(archive);
     return archive;
   }
+  /// For torch::load(scaler, "scaler.pt"): load().
   friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                                     GradScaler& scaler) {
     scaler.load(archive);

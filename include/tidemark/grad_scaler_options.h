@@ -7,12 +7,10 @@
 
 namespace tidemark {
 
-/// How a GradScaler finds its scale. The defaults are Python's; `min_scale` to
-/// `allow_fp16_grads` Python has not.
+/// How a GradScaler finds its scale. The defaults are those of torch.amp.GradScaler, which has no
+/// `min_scale`, `max_scale`, `max_consecutive_skips` and `allow_fp16_grads`.
 ///
-/// \code
-/// tidemark::GradScaler scaler(tidemark::GradScalerOptions().init_scale(1024).min_scale(1));
-/// \endcode
+///     tidemark::GradScaler scaler(tidemark::GradScalerOptions().init_scale(1024).min_scale(1));
 struct GradScalerOptions {
   /// What the loss is multiplied by at first. Powers of two lose no bits.
   TORCH_ARG(double, init_scale) = 65536.0;
@@ -30,9 +28,11 @@ struct GradScalerOptions {
   /// Without it everything passes through: losses are not scaled and step() just steps.
   TORCH_ARG(bool, enabled) = true;
 
-  /// The range that the scale is in after every update. The default is that of the scales whose
-  /// inverse is finite: below it gradients would stay NaN for ever.
+  /// The least that an update makes the scale. The default is the least whose inverse is finite:
+  /// below it gradients would stay NaN for ever.
   TORCH_ARG(double, min_scale) = std::numeric_limits<float>::min();
+
+  /// The most that an update makes the scale. The default is the largest float32.
   TORCH_ARG(double, max_scale) = std::numeric_limits<float>::max();
 
   /// The number of updates in a row with a skipped step at which step() throws; 0: never.

@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// What a NumericsWatch has found.
+
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
@@ -14,19 +17,21 @@ namespace tidemark {
 
 /// Where the first NaN or inf appeared.
 struct Nonfinite {
+  /// What appeared first. A result with both is reported as kNan.
   enum class Kind {
-    kNan,
-    kInf,
+    kNan,  ///< A NaN, which the op made or which came in from outside.
+    kInf,  ///< An inf of either sign, which the op made.
   };
+  /// The part of the step in which it appeared.
   enum class Phase {
     kForward,   ///< Outside of backward; a step of the optimizer, too.
     kBackward,  ///< In a node of the autograd graph, or in a hook between two.
     kRerun,     ///< When a checkpointed region was run again for backward.
   };
 
-  Kind kind = Kind::kNan;
-  Phase phase = Phase::kForward;
-  std::string op;  ///< The outermost op, as "aten::log".
+  Kind kind = Kind::kNan;         ///< NaN, or inf and no NaN.
+  Phase phase = Phase::kForward;  ///< Where `op` ran.
+  std::string op;                 ///< The outermost op, as "aten::log".
   /// The module that the op (in backward: the op of the forward that the node belongs to) ran in,
   /// as "net.block.conv". It is the module whose parameters or buffers the op reads; for an op that
   /// reads none the nearest common parent of `previous` and `next`. Empty: the model itself,
@@ -38,15 +43,18 @@ struct Nonfinite {
   std::string forward_op;  ///< In backward: the outermost op that made the node.
   std::string result;      ///< "output 0", or the argument that the op wrote: "argument 0".
   at::ScalarType dtype = at::kFloat;  ///< Of that result, as the following.
-  std::vector<int64_t> shape;
-  c10::Device device = c10::kCPU;
-  int64_t nan_count = 0;
-  int64_t inf_count = 0;
+  std::vector<int64_t> shape;         ///< Of the result, of a sparse tensor as if it were dense.
+  c10::Device device = c10::kCPU;     ///< That holds the result.
+  int64_t nan_count = 0;              ///< Of the values looked at, those that are NaN.
+  int64_t inf_count = 0;              ///< Of the values looked at, those that are inf or -inf.
   int64_t numel = 0;  ///< Values looked at; of a sparse tensor those that it stores.
   /// Where the NaN came from when the op did not make it: "argument 0, the parameter
   /// 'net.conv.weight' (Float [2, 2] on cpu)". Empty if the op made it.
   std::string came_in;
 
+  /// One sentence, as expect_finite() throws it, without a line break:
+  /// "NaN first appeared in aten::log in the forward, in module 'net.block': output 0 (...) has
+  /// ...".
   friend std::ostream& operator<<(std::ostream& out, const Nonfinite& found) {
     static const char* const kPhases[] = {"the forward", "backward", "a region's re-run"};
     out << (found.kind == Kind::kNan ? "NaN" : "inf");

@@ -1,6 +1,7 @@
 #pragma once
 
-// Names the module and the op where a NaN or inf first appeared, on an unmodified model.
+/// \file
+/// Names the module and the op where a NaN or inf first appeared, on an unmodified model.
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -18,13 +19,11 @@ namespace tidemark {
 /// the op, its module, whether in the forward, in backward or in the re-run of a checkpointed
 /// region. The model needs no change.
 ///
-/// \code
-/// tidemark::NumericsWatch watch(*model);
-/// auto loss = criterion(model->forward(x), y);
-/// loss.backward();
-/// watch.expect_finite();                               // throws, naming the place
-/// if (auto found = watch.first()) std::cerr << *found;
-/// \endcode
+///     tidemark::NumericsWatch watch(*model);
+///     auto loss = criterion(model->forward(x), y);
+///     loss.backward();
+///     watch.expect_finite();                               // throws, naming the place
+///     if (auto found = watch.first()) std::cerr << *found;
 ///
 /// What counts: NaN that an op makes of inputs without any, and inf likewise (not where a scalar
 /// argument is inf, as in `masked_fill(mask, -inf)`). NaN that comes in with a tensor made outside
@@ -56,6 +55,7 @@ class NumericsWatch {
   /// Watches without naming modules.
   explicit NumericsWatch(const NumericsWatchOptions& options = {})
       : NumericsWatch(nullptr, options) {}
+  /// Watches, and names the modules of `model`, which has to outlive the watch.
   explicit NumericsWatch(const torch::nn::Module& model, const NumericsWatchOptions& options = {})
       : NumericsWatch(&model, options) {}
 

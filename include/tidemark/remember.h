@@ -1,5 +1,8 @@
 #pragma once
 
+/// \file
+/// What a checkpointed region computes once only, and knowing that it is run again.
+
 #include <c10/util/Exception.h>
 #include <tidemark/detail/op_pause.h>
 #include <tidemark/detail/region_rng.h>
@@ -91,9 +94,7 @@ class RememberedValue final : public Remembered {
 /// would not repeat itself: sampling, nearest neighbours, ball queries, rulebooks, the results of
 /// non-deterministic ops. Outside of a region it is a plain call.
 ///
-/// \code
-/// auto neighbours = tidemark::remember([&] { return knn(points, k); });
-/// \endcode
+///     auto neighbours = tidemark::remember([&] { return knn(points, k); });
 ///
 /// The result, and what `fn` saves for backward, is kept in memory until the region's backward is
 /// over. It may be a tensor, anything that checkpoint() takes tensors in, or any copyable value.

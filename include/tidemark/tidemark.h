@@ -1,5 +1,19 @@
-/// All of tidemark but the googletest helpers, which need googletest: see tidemark/gtest/.
+/// \file
+/// All of tidemark but the googletest helpers, which need googletest (see tidemark/gtest/), and
+/// memory/cuda_block_events.h, which needs CUDA.
 #pragma once
+
+/// \namespace tidemark
+/// Lowers the high-water mark of memory in LibTorch training: checkpointed regions, mixed
+/// precision, gradient accumulation, and measuring what a step does with memory.
+///
+/// What ends in `Options` is made as LibTorch's options are (TORCH_ARG): the reference shows a
+/// member and its default, `bool early_stop = false`; `early_stop()` reads it, and
+/// `early_stop(true)` sets it and returns the options, so that calls can follow each other:
+///
+///     auto options = tidemark::CheckpointOptions().name("enc1").early_stop(true);
+///
+/// Where the reference says no more than "throws", it is a c10::Error whose text says what to do.
 
 #include <tidemark/amp_cast.h>
 #include <tidemark/amp_function.h>

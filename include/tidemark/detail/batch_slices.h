@@ -20,8 +20,8 @@ namespace tidemark {
 
 /// A loss that is a mean over `weight` items: voxels, rays, tokens.
 struct WeightedLoss {
-  at::Tensor loss;
-  double weight;
+  at::Tensor loss;  ///< A scalar that requires grad.
+  double weight;    ///< The number of items; 0 or more.
 };
 
 }  // namespace tidemark

@@ -15,11 +15,11 @@ namespace tidemark {
 
 /// The state of a GradScaler, with the entries of Python's GradScaler.state_dict().
 struct GradScalerState {
-  double scale = 0;  // a float32 value
-  double growth_factor = 0;
-  double backoff_factor = 0;
-  int64_t growth_interval = 0;
-  int64_t growth_tracker = 0;  // clean updates in a row since the scale last changed
+  double scale = 0;             ///< A float32 value; 0 is none that can be loaded.
+  double growth_factor = 0;     ///< What the scale is multiplied by when it grows; above 1.
+  double backoff_factor = 0;    ///< What it is multiplied by after an inf or NaN; from 0 to 1.
+  int64_t growth_interval = 0;  ///< Clean updates in a row that make the scale grow.
+  int64_t growth_tracker = 0;   ///< Clean updates in a row since the scale last changed.
 };
 
 }  // namespace tidemark

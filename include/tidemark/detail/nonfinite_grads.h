@@ -21,12 +21,13 @@ namespace tidemark {
 
 /// A parameter whose gradient is not finite everywhere.
 struct NonfiniteGrad {
-  std::string name;  ///< Empty where no names were given, or not this one's.
-  size_t group;      ///< Of the optimizer; 0 for a list of parameters.
-  size_t index;      ///< In the group or list.
-  std::vector<int64_t> shape;
-  int64_t nonfinite;  ///< Number of elements that are inf or NaN.
+  std::string name;            ///< Empty where no names were given, or not this one's.
+  size_t group;                ///< Of the optimizer; 0 for a list of parameters.
+  size_t index;                ///< In the group or list.
+  std::vector<int64_t> shape;  ///< Of the parameter.
+  int64_t nonfinite;           ///< Number of elements that are inf or NaN.
 
+  /// In one line: "conv.weight (group 0, index 2, shape [8, 1]): 3 inf or NaN".
   friend std::ostream& operator<<(std::ostream& out, const NonfiniteGrad& grad) {
     out << (grad.name.empty() ? "parameter" : grad.name) << " (group " << grad.group << ", index "
         << grad.index << ", shape " << at::IntArrayRef(grad.shape) << "): " << grad.nonfinite

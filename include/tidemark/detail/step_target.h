@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstddef>
+#include <ostream>
 #include <string>
 #include <typeinfo>
 #include <unordered_set>
@@ -25,8 +26,9 @@ struct ListedParameter {
   size_t group;
   size_t index;
 
-  [[nodiscard]] std::string text() const {
-    return c10::str("parameter ", index, " of group ", group, ", of shape ", parameter.sizes());
+  friend std::ostream& operator<<(std::ostream& out, const ListedParameter& listed) {
+    return out << "parameter " << listed.index << " of group " << listed.group << ", of shape "
+               << listed.parameter.sizes();
   }
 };
 
@@ -55,6 +57,7 @@ struct StepTarget {
 
  private:
   void list(at::TensorList tensors, size_t group) {
+    parameters.reserve(parameters.size() + tensors.size());
     for (size_t index = 0; index < tensors.size(); ++index) {
       if (tensors[index].defined() && tensors[index].grad().defined()) {
         parameters.push_back({tensors[index], group, index});
@@ -78,13 +81,16 @@ inline StepTarget steppable(const torch::optim::Optimizer& optimizer) {
 /// the parameters given the result, for a sum of duplicates may be inf where its terms are not.
 inline std::vector<at::Tensor> distinct_gradients(const StepTarget& target) {
   std::vector<at::Tensor> gradients;
+  gradients.reserve(target.parameters.size());
   std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& [parameter, group, index] : target.parameters) {
-    if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
-      parameter.mutable_grad() = parameter.grad().coalesce();
+  seen.reserve(target.parameters.size());
+  for (const auto& listed : target.parameters) {
+    auto& gradient = listed.parameter.mutable_grad();
+    if (gradient.is_sparse() && !gradient.is_coalesced()) {
+      gradient = gradient.coalesce();
     }
-    if (seen.insert(parameter.grad().unsafeGetTensorImpl()).second) {
-      gradients.push_back(parameter.grad());
+    if (seen.insert(gradient.unsafeGetTensorImpl()).second) {
+      gradients.push_back(gradient);
     }
   }
   return gradients;

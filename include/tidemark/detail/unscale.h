@@ -114,15 +114,16 @@ inline at::Tensor check_and_unscale_all(const std::vector<at::Tensor>& gradients
                                         const at::Tensor& inv_scale) {
   std::vector<GradientBucket> buckets;
   for (const auto& gradient : gradients) {
-    const auto values = values_of(gradient);
+    auto values = values_of(gradient);
     const auto fits = [&](const GradientBucket& bucket) {
       return bucket.device == values.device() && bucket.dtype == values.scalar_type();
     };
     auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
     if (bucket == buckets.end()) {
       bucket = buckets.insert(bucket, {values.device(), values.scalar_type(), {}, {}, {}});
+      bucket->values.reserve(gradients.size());
     }
-    bucket->values.push_back(values);
+    bucket->values.push_back(std::move(values));
   }
   DeviceCopies inverses(inv_scale);
   for (auto& bucket : buckets) {
@@ -158,6 +159,8 @@ class UnscaledGradients {
     entries_.insert_or_assign(gradient.unsafeGetTensorImpl(),
                               Entry{WeakTensor(gradient.getIntrusivePtr()), gradient._version()});
   }
+
+  void reserve(size_t more) { entries_.reserve(entries_.size() + more); }
 
   void clear() { entries_.clear(); }
 

@@ -17,13 +17,14 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tidemark {
 
 /// What GradScaler::step() did.
 enum class StepResult {
-  kStepped,
+  kStepped,  ///< The optimizer, or the step of one's own, has stepped.
   kSkipped,  ///< A gradient was inf or NaN. Gradients stay as they are: zero them as after a step.
   kNoGrads,  ///< No parameter had a gradient; nothing was done and update() does not count it.
 };
@@ -187,13 +188,16 @@ class UpdateWindow {
 
   Record unscaled(const StepTarget& target, const LossScale& scale) {
     for (const auto& listed : target.parameters) {
-      check_dtype(listed.parameter.grad(), listed.text());
+      check_dtype(listed.parameter.grad(), listed);
     }
     Record record;
     record.stage = Stage::kUnscaled;
     std::vector<at::Tensor> scaled;
     std::vector<at::Tensor> known;  // and unscaled, as they belong to another target, too
-    for (const auto& gradient : distinct_gradients(target)) {
+    auto gradients = distinct_gradients(target);
+    scaled.reserve(gradients.size());
+    unscaled_.reserve(gradients.size());
+    for (auto& gradient : gradients) {
       const bool is_known = unscaled_.contains(gradient);
       TORCH_CHECK(!is_known || !unscaled_.changed(gradient),
                   "tidemark: GradScaler: a gradient of shape ", gradient.sizes(), " of this ",
@@ -201,7 +205,7 @@ class UpdateWindow {
                   " was unscaled before in this update, as another optimizer has it, too, and was "
                   "written to since: no telling whether it is scaled now. Call unscale_() for all "
                   "optimizers before that write, or update() between their backward passes.");
-      (is_known ? known : scaled).push_back(gradient);
+      (is_known ? known : scaled).push_back(std::move(gradient));
     }
     // Those to unscale last: all that may run out of memory comes before.
     if (!known.empty()) {
@@ -211,8 +215,8 @@ class UpdateWindow {
       const auto found_inf = check_and_unscale_all(scaled, scale.inverse());
       record.found_inf = known.empty() ? found_inf : record.found_inf.add_(found_inf);
     }
-    for (const auto* gradients : {&scaled, &known}) {
-      for (const auto& gradient : *gradients) {
+    for (const auto* done : {&scaled, &known}) {
+      for (const auto& gradient : *done) {
         unscaled_.insert(gradient);
       }
     }

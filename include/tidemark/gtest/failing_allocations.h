@@ -1,7 +1,8 @@
 #pragma once
 
-// Tests a program's error paths: a step runs again and again, and each time another one of its
-// allocations fails.
+/// \file
+/// Tests a program's error paths: a step runs again and again, and each time another one of its
+/// allocations fails.
 
 #include <c10/util/Exception.h>
 #include <tidemark/detail/failed_backward.h>
@@ -49,6 +50,7 @@ struct FailedAllocation {
   }
 };
 
+/// "when allocation 3 failed, the step threw ...", to be added to a message.
 inline std::ostream& operator<<(std::ostream& out, const FailedAllocation& failure) {
   out << "when allocation " << failure.number << " failed, the step ";
   if (failure.swallowed()) {

@@ -1,11 +1,12 @@
 #pragma once
 
-// GoogleMock matchers on what tidemark::measure_steps() and tidemark::measure_series() return: that
-// memory does not grow from step to step, and how it grows with the size of a model:
-//
-//     EXPECT_THAT(tidemark::measure_steps(5, train_step), tidemark::gtest::DoesNotGrow());
-//     EXPECT_THAT(tidemark::measure_series({4, 16, 64}, make_chain_step),
-//                 tidemark::gtest::GrowsLikeSqrt());
+/// \file
+/// GoogleMock matchers on what tidemark::measure_steps() and tidemark::measure_series() return:
+/// that memory does not grow from step to step, and how it grows with the size of a model:
+///
+///     EXPECT_THAT(tidemark::measure_steps(5, train_step), tidemark::gtest::DoesNotGrow());
+///     EXPECT_THAT(tidemark::measure_series({4, 16, 64}, make_chain_step),
+///                 tidemark::gtest::GrowsLikeSqrt());
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock-matchers.h>

@@ -1,10 +1,13 @@
 #pragma once
 
-// Fails the tests that leave tensors behind. In main():
-//
-//     ::testing::InitGoogleTest(&argc, argv);
-//     tidemark::gtest::fail_on_leaks();
-//     return RUN_ALL_TESTS();
+/// \file
+/// Fails the tests that leave tensors behind:
+///
+///     int main(int argc, char** argv) {
+///       ::testing::InitGoogleTest(&argc, argv);
+///       tidemark::gtest::fail_on_leaks();
+///       return RUN_ALL_TESTS();
+///     }
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
@@ -31,12 +34,12 @@
 
 namespace tidemark {
 
-/// What a MemoryLeakListener looks at.
+/// What a gtest::MemoryLeakListener looks at: `fail_on_leaks(MemoryLeakOptions().allow(4096))`.
 struct MemoryLeakOptions {
   /// Bytes that each test may leave behind on each device.
   TORCH_ARG(int64_t, allow) = 0;
 
-  /// Where to look.
+  /// Where to look; of LibTorch's devices those with memory statistics.
   TORCH_ARG(std::vector<c10::Device>, devices) = {c10::kCPU};
 };
 
@@ -104,6 +107,7 @@ class MemoryLeakListener : public ::testing::EmptyTestEventListener {
     }
   }
 
+  /// Called by GoogleTest: what is live now is the test's baseline.
   void OnTestStart(const ::testing::TestInfo& /*test*/) override {
     scopes_.clear();
     for (const c10::Device device : options_.devices()) {
@@ -112,6 +116,7 @@ class MemoryLeakListener : public ::testing::EmptyTestEventListener {
     blocks_.emplace();
   }
 
+  /// Called by GoogleTest: fails the test if it passed and left more behind than is allowed.
   void OnTestEnd(const ::testing::TestInfo& test) override {
     if (test.result()->Passed()) {
       for (size_t i = 0; i < scopes_.size(); ++i) {

@@ -1,13 +1,14 @@
 #pragma once
 
-// GoogleMock matchers on what tidemark::measure() returns, for unit tests that fail when a change
-// eats the memory that was saved:
-//
-//     auto step = tidemark::measure([&] { model->forward(x).sum().backward(); });
-//     EXPECT_THAT(step, tidemark::gtest::HoldsAtMost(12_MiB));
-//
-// Assert relations (checkpointed against plain) or sums of tensor sizes rather than figures that
-// were once seen: those change with every LibTorch. Of several steps see growth.h.
+/// \file
+/// GoogleMock matchers on what tidemark::measure() returns, for unit tests that fail when a change
+/// eats the memory that was saved:
+///
+///     auto step = tidemark::measure([&] { model->forward(x).sum().backward(); });
+///     EXPECT_THAT(step, tidemark::gtest::HoldsAtMost(12_MiB));
+///
+/// Assert relations (checkpointed against plain) or sums of tensor sizes rather than figures that
+/// were once seen: those change with every LibTorch. Of several steps see growth.h.
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock-matchers.h>
@@ -165,6 +166,8 @@ inline void PrintTo(const MemoryScope& scope, std::ostream* out) {
   *out << "MemoryScope opened at " << detail::format_exactly(scope.baseline());
 }
 
+/// For tests with GoogleTest: what a step may do with memory, tests that leave nothing behind, and
+/// memory that runs out on demand.
 namespace gtest {
 
 /// Matches a step whose peak is at most `bytes`. Throws for a negative number.

@@ -1,6 +1,7 @@
 #pragma once
 
-// Out-of-memory errors on demand, to test what a program does then.
+/// \file
+/// Out-of-memory errors on demand, to test what a program does then.
 
 #include <c10/util/Exception.h>
 #include <tidemark/detail/allocation_limit.h>
@@ -17,7 +18,7 @@ namespace tidemark::gtest {
 /// those of a MemoryScope: what tensors and LibTorch's kernels ask for.
 ///
 ///     const tidemark::gtest::MemoryCap cap(64_MiB);  // above what is live now
-///     EXPECT_THROW(model->forward(x), c10::OutOfMemoryError);
+///     EXPECT_THROW(torch::ones({1024, 1024, 64}), c10::OutOfMemoryError);
 ///
 /// One at a time. To fail one allocation after the other see for_each_failing_allocation().
 class [[nodiscard]] MemoryCap {

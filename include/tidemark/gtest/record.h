@@ -1,8 +1,9 @@
 #pragma once
 
-// Figures of steps in the reports of a test run, to be plotted over time:
-//
-//     auto step = tidemark::gtest::record(tidemark::measure(train_step), "plain");
+/// \file
+/// Figures of steps in the reports of a test run, to be plotted over time:
+///
+///     auto step = tidemark::gtest::record(tidemark::measure(train_step), "plain");
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -69,11 +70,11 @@ namespace gtest {
 
 /// Records the figures of `step` as properties of the running test: peak_bytes, held_bytes,
 /// leftover_bytes, allocated_bytes and allocations, or with a name "plain" plain_peak_bytes and so
-/// on. GoogleTest writes them to the files of --gtest_output=xml and json. Returns the step.
+/// on. GoogleTest writes them to the files of `--gtest_output=xml` and `json`. Returns the step.
 ///
 /// Such a file holds one run of one program. For a series over runs and programs, let the
 /// environment variable TIDEMARK_MEMORY_CSV name a file: each call appends the line
-/// suite,test,step,peak_bytes,held_bytes,leftover_bytes,allocated_bytes,allocations to it, where
+/// `suite,test,step,peak_bytes,held_bytes,leftover_bytes,allocated_bytes,allocations` to it, where
 /// `step` is the name. The test fails if that can't be written.
 ///
 /// Throws for a name of other than letters, digits and underscores.

@@ -1,6 +1,7 @@
 #pragma once
 
-// Numbers of bytes, written and read by people.
+/// \file
+/// Numbers of bytes, written and read by people.
 
 #include <c10/util/Exception.h>
 
@@ -24,15 +25,19 @@ constexpr int64_t whole_units(unsigned long long count) {
 
 }  // namespace detail
 
+/// Numbers of bytes in units, after `using namespace tidemark::literals;`. A number of bytes that
+/// no int64_t holds does not compile where a constant is asked for, and throws elsewhere.
 namespace literals {
 
-/// 12_KiB, 12_MiB and 12_GiB are numbers of bytes.
+/// 12_KiB is 12 * 1024 bytes.
 constexpr int64_t operator""_KiB(unsigned long long count) {
   return detail::whole_units<int64_t{1} << 10>(count);
 }
+/// 12_MiB is 12 * 1024 * 1024 bytes.
 constexpr int64_t operator""_MiB(unsigned long long count) {
   return detail::whole_units<int64_t{1} << 20>(count);
 }
+/// 12_GiB is 12 * 1024 * 1024 * 1024 bytes.
 constexpr int64_t operator""_GiB(unsigned long long count) {
   return detail::whole_units<int64_t{1} << 30>(count);
 }

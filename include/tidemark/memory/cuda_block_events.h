@@ -1,7 +1,8 @@
 #pragma once
 
-// Makes CUDA's blocks of memory known to the observers of the memory meter. Needs the headers of
-// CUDA and a program that links torch_cuda and c10_cuda, so tidemark.h does not include it.
+/// \file
+/// Makes CUDA's blocks of memory known to the observers of the memory meter. Needs the headers of
+/// CUDA and a program that links torch_cuda and c10_cuda, so tidemark.h does not include it.
 
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,6 +1,7 @@
 #pragma once
 
-// Gives memory back that an allocator only keeps.
+/// \file
+/// Gives memory back that an allocator only keeps.
 
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -12,7 +13,7 @@ namespace tidemark {
 
 /// Gives blocks that are cached but not in use back to the devices of `device`'s type, or to those
 /// of the accelerator in use: for other processes, or to be cut anew where they have become too
-/// small. What torch.cuda.empty_cache() does. Does nothing on the CPU, whose allocator keeps
+/// small. What torch.cuda.empty_cache does. Does nothing on the CPU, whose allocator keeps
 /// nothing, and on devices that nothing has used. Throws for a device without such an allocator.
 /// Thread-safe; it waits for the device.
 inline void empty_cache(std::optional<c10::Device> device = std::nullopt) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// Out-of-memory errors that say where the memory is, and what to do.
+/// \file
+/// Out-of-memory errors that say where the memory is, and what to do.
 
 #include <c10/util/Exception.h>
 #include <tidemark/detail/out_of_memory.h>
@@ -117,6 +118,7 @@ decltype(auto) explain_out_of_memory(const torch::nn::Module& model,
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what(), "\n", explanation());
   }
 }
+/// The same with default options: the device of the model's first parameter, and no optimizer.
 template <class Step>
 decltype(auto) explain_out_of_memory(const torch::nn::Module& model, Step&& step) {
   return explain_out_of_memory(model, MemoryRecorderOptions(), std::forward<Step>(step));

@@ -1,6 +1,7 @@
 #pragma once
 
-// How many bytes autograd graphs hold for their backward pass.
+/// \file
+/// How many bytes autograd graphs hold for their backward pass.
 
 #include <c10/core/Device.h>
 #include <tidemark/detail/held_bytes.h>

@@ -1,6 +1,7 @@
 #pragma once
 
-// Steps of a training loop in numbers: one, several in a row, or one for each of several sizes.
+/// \file
+/// Steps of a training loop in numbers: one, several in a row, or one for each of several sizes.
 
 #include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
@@ -29,8 +30,8 @@ struct StepMemory {
 
 /// A step of a model of some size: of so many blocks, voxels, samples.
 struct SizedStep {
-  int64_t size = 0;
-  StepMemory memory;
+  int64_t size = 0;   ///< as measure_series() was given it
+  StepMemory memory;  ///< of one step of that size, after one to warm up
 };
 
 namespace detail {
@@ -43,6 +44,7 @@ inline std::string format_exactly(int64_t bytes) {
 
 }  // namespace detail
 
+/// All figures in one line, exact to the byte.
 inline std::ostream& operator<<(std::ostream& out, const StepMemory& step) {
   using detail::format_exactly;
   return out << "peak " << format_exactly(step.peak) << ", held " << format_exactly(step.held)
@@ -51,6 +53,7 @@ inline std::ostream& operator<<(std::ostream& out, const StepMemory& step) {
              << (step.allocations == 1 ? " block" : " blocks");
 }
 
+/// "size 16: " and the figures of the step.
 inline std::ostream& operator<<(std::ostream& out, const SizedStep& step) {
   return out << "size " << step.size << ": " << step.memory;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Watches one training step, to report where its memory goes.
+/// \file
+/// Watches one training step, to report where its memory goes.
 
 #include <ATen/record_function.h>
 #include <c10/core/Device.h>
@@ -35,6 +36,8 @@
 namespace tidemark {
 
 /// What a MemoryRecorder is told beside the model.
+///
+///     auto options = tidemark::MemoryRecorderOptions().optimizer(optimizer).device(torch::kCPU);
 struct MemoryRecorderOptions {
   /// Adds an optimizer, given by reference or by any kind of pointer; it has to outlive the
   /// recorder. Without it, its state is among `other` and `temporaries`.
@@ -44,6 +47,7 @@ struct MemoryRecorderOptions {
     return *this;
   }
 
+  /// Those that optimizer() has added, in that order.
   [[nodiscard]] const std::vector<const torch::optim::Optimizer*>& optimizers() const {
     return optimizers_;
   }
@@ -63,7 +67,7 @@ struct MemoryRecorderOptions {
   std::vector<const torch::optim::Optimizer*> optimizers_;
 };
 
-/// Watches a training step of an unmodified model:
+/// Watches a training step of an unmodified model, and tells where its memory goes.
 ///
 ///     tidemark::MemoryReport report;
 ///     {
@@ -102,6 +106,7 @@ class MemoryRecorder {
   /// Records without naming modules.
   explicit MemoryRecorder(const MemoryRecorderOptions& options = {})
       : MemoryRecorder(nullptr, options) {}
+  /// Records, and names the modules of `model`, which has to outlive the recorder.
   explicit MemoryRecorder(const torch::nn::Module& model, const MemoryRecorderOptions& options = {})
       : MemoryRecorder(&model, options) {}
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// How much memory is live, was live at most, and was allocated, while a scope is open.
+/// \file
+/// How much memory is live, was live at most, and was allocated, while a scope is open.
 
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -49,8 +50,11 @@ inline void install_memory_meter() { detail::ProcessMeter::get().windows(c10::kC
 /// Thread-safe.
 class MemoryScope {
  public:
-  /// Whose blocks count: those of all threads of the process, or of the one that opens the scope.
-  enum class Threads { kAll, kThis };
+  /// Whose blocks count, by the thread that allocates them.
+  enum class Threads {
+    kAll,  ///< Of all threads of the process.
+    kThis  ///< Of the thread that opens the scope; on the CPU only.
+  };
 
   /// Throws for a device that this LibTorch has no memory statistics for, and for one thread of any
   /// device but the CPU.
@@ -58,6 +62,7 @@ class MemoryScope {
       : device_(device), windows_(windows_of(device, threads)) {
     windows_.open(window_);
   }
+  /// Of the CPU: MemoryScope(MemoryScope::Threads::kThis).
   explicit MemoryScope(Threads threads) : MemoryScope(c10::kCPU, threads) {}
   MemoryScope(const MemoryScope&) = delete;
   MemoryScope& operator=(const MemoryScope&) = delete;

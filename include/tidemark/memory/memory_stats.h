@@ -1,6 +1,7 @@
 #pragma once
 
-// All that an allocator tells about its memory at one moment.
+/// \file
+/// All that an allocator tells about its memory at one moment.
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
@@ -24,23 +25,23 @@ namespace tidemark {
 
 /// One figure of an allocator, in bytes or in blocks.
 struct MemoryStat {
-  int64_t current = 0;
-  int64_t peak = 0;
+  int64_t current = 0;    ///< at the moment of asking
+  int64_t peak = 0;       ///< the most at one time, since it was last reset or counting began
   int64_t allocated = 0;  ///< sum of all that came
   int64_t freed = 0;      ///< sum of all that went
 };
 
 /// What an allocator tells. Empty is what it doesn't.
 struct MemoryStats {
-  c10::Device device = c10::kCPU;
+  c10::Device device = c10::kCPU;  ///< whose allocator was asked
 
   MemoryStat requested;    ///< bytes that tensors and kernels asked for: see MemoryScope
   MemoryStat allocations;  ///< blocks that were handed out
 
-  std::optional<MemoryStat> allocated;       ///< bytes of those blocks, which are rounded up
-  std::optional<MemoryStat> active;          ///< and of freed ones that a stream may still use
+  std::optional<MemoryStat> allocated;       ///< bytes of these blocks, which are rounded up
+  std::optional<MemoryStat> active;          ///< with freed blocks that a stream may still use
   std::optional<MemoryStat> reserved;        ///< bytes taken from the device
-  std::optional<MemoryStat> inactive_split;  ///< bytes of them that are free, but can't be given
+  std::optional<MemoryStat> inactive_split;  ///< reserved bytes that are free, but can't be given
                                              ///< back as the rest of their segment is in use
   std::optional<MemoryStat> segments;        ///< pieces in which the reserved bytes were taken
   std::optional<int64_t> retries;            ///< times that it emptied its cache to find room
@@ -49,7 +50,7 @@ struct MemoryStats {
   std::optional<int64_t> device_free;    ///< bytes
   std::optional<int64_t> device_total;   ///< bytes
   std::optional<int64_t> resident;       ///< bytes of this process in the computer's memory
-  std::optional<int64_t> resident_peak;  ///< the most of them since it started
+  std::optional<int64_t> resident_peak;  ///< the most that was resident since the process started
 
   /// Bytes that are reserved but not allocated: cached, or lost between blocks.
   [[nodiscard]] std::optional<int64_t> fragmentation() const {
@@ -126,8 +127,7 @@ inline MemoryStats device_memory_stats(c10::Device device) {
 
 }  // namespace detail
 
-/// What the allocator of `device` tells now; torch.cuda.memory_stats() for C++, and for the CPU
-/// too.
+/// What the allocator of `device` tells now: torch.cuda.memory_stats for C++, and for the CPU too.
 ///
 /// On the CPU it tells what is counted from the first MemoryScope or install_memory_meter() on, and
 /// counting starts with this call if it had not. The resident set is no measure of tensors: it
@@ -142,7 +142,7 @@ inline MemoryStats device_memory_stats(c10::Device device) {
                          : detail::device_memory_stats(detail::ready_device(device));
 }
 
-/// The table of torch.cuda.memory_summary(), and what to make of it.
+/// The table of torch.cuda.memory_summary, and what to make of it.
 inline std::ostream& operator<<(std::ostream& out, const MemoryStats& stats) {
   constexpr int kWidth = 75;
   std::ostringstream text;  // leaves the format of `out` alone

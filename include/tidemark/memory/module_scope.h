@@ -1,6 +1,7 @@
 #pragma once
 
-// Names a stretch of a forward for reports, where the parameters that its ops read don't.
+/// \file
+/// Names a stretch of a forward for reports, where the parameters that its ops read don't.
 
 #include <string>
 #include <string_view>
@@ -13,9 +14,12 @@ namespace tidemark {
 /// for ops that read parameters of a registered module: those show which one they belong to. A
 /// scope inside another appends to its name.
 ///
-///     torch::Tensor forward(torch::Tensor x) {
-///       const tidemark::ModuleScope scope("ball_query");
-///       ...
+///     struct GroupingImpl : torch::nn::Module {
+///       torch::Tensor forward(torch::Tensor points) {
+///         const tidemark::ModuleScope scope("ball_query");
+///         return points.index_select(0, knn(points, 16).flatten());
+///       }
+///     };
 ///
 /// Costs little when nobody records. Scopes of a thread close in reverse order.
 class ModuleScope {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The timeline of a MemoryReport as a table, for spreadsheets and plots.
+/// \file
+/// The timeline of a MemoryReport as a table, for spreadsheets and plots.
 
 #include <tidemark/detail/decimal.h>
 #include <tidemark/detail/memory_timeline.h>
@@ -16,7 +17,7 @@
 
 namespace tidemark {
 
-/// How much of a timeline is written.
+/// How much of a timeline is written: `to_csv(report, MemoryReportCsvOptions().max_rows(1000))`.
 struct MemoryReportCsvOptions {
   /// The most rows below the header; at least 12.
   TORCH_ARG(std::size_t, max_rows) = 100'000;

@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as a folder of files, in all formats.
+/// \file
+/// A MemoryReport as a folder of files, in all formats.
 
 #include <c10/util/Exception.h>
 #include <tidemark/memory/memory_report.h>

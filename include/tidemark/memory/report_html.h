@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as a page for a browser.
+/// \file
+/// A MemoryReport as a page for a browser.
 
 #include <tidemark/detail/decimal.h>
 #include <tidemark/detail/html_page.h>
@@ -27,7 +28,8 @@
 
 namespace tidemark {
 
-/// How much of a report goes into its page.
+/// How much of a report goes into its page: `to_html(report,
+/// MemoryReportHtmlOptions().blocks(200))`.
 struct MemoryReportHtmlOptions {
   /// The most points of the timeline; at least 12. Thinned as to_csv() does it.
   TORCH_ARG(std::size_t, max_rows) = 800;

@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as JSON, for other programs.
+/// \file
+/// A MemoryReport as JSON, for other programs.
 
 #include <c10/util/Exception.h>
 #include <tidemark/detail/decimal.h>
@@ -20,7 +21,8 @@
 
 namespace tidemark {
 
-/// How much of a report goes into its JSON.
+/// How much of a report goes into its JSON:
+/// `to_json(report, MemoryReportJsonOptions().max_blocks(1000))`.
 struct MemoryReportJsonOptions {
   /// The most blocks: the largest are written.
   TORCH_ARG(std::size_t, max_blocks) = 100'000;
@@ -207,20 +209,18 @@ namespace tidemark {
 /// recording began (`_ns`). Strings are valid UTF-8 whatever the names hold.
 ///
 /// The fields are named as in MemoryReport, with these differences:
-/// - `format` is "tidemark.memory_report" and `version` 1; it grows when a field changes its
-/// meaning
-///   or goes away, not when one comes;
-/// - sums by category are objects with `parameters`, `gradients`, `optimizer_state`, `buffers`,
+///
+/// - `format` is "tidemark.memory_report" and `version` 1; the version grows when a field changes
+///   its meaning or goes away, not when one comes.
+/// - Sums by category are objects with `parameters`, `gradients`, `optimizer_state`, `buffers`,
 ///   `inputs`, `activations`, `workspace`, `temporaries` and `other`; phases are `forward`,
-///   `backward`, `re_run` and `update`;
-/// - `peak_ns` is the time of the peak, `duration_ns` that of the recording, `phase_ns` by phase;
-/// - `born`, `died`, `born_ns` and `died_ns` of a block are null if it was there before or after;
-/// - `peak_op` and what else is not known is null, so is `reserved` where the device doesn't tell,
-/// and `refused`
-///   where no allocation failed;
+///   `backward`, `re_run` and `update`.
+/// - `peak_ns` is the time of the peak, `duration_ns` that of the recording, `phase_ns` by phase.
+/// - `born`, `died`, `born_ns` and `died_ns` of a block are null if it was there before or after.
+/// - `peak_op` and what else is not known is null; so is `reserved` where the device doesn't tell,
+///   and `refused` where no allocation failed.
 /// - `ops_dropped` and `blocks_dropped` say how many are past the limits of the options. An index
-/// of
-///   an op past the end of `ops` is of one that was dropped.
+///   of an op past the end of `ops` is of one that was dropped.
 [[nodiscard]] inline std::string to_json(const MemoryReport& report,
                                          const MemoryReportJsonOptions& options = {}) {
   return detail::ReportJson(report, options).make();

@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as the file that PyTorch's memory viewer opens, https://pytorch.org/memory_viz.
+/// \file
+/// A MemoryReport as the file that PyTorch's memory viewer opens, https://pytorch.org/memory_viz.
 
 #include <tidemark/detail/memory_timeline.h>
 #include <tidemark/detail/pickle_writer.h>
@@ -20,7 +21,8 @@
 
 namespace tidemark {
 
-/// How much of a report goes into its snapshot.
+/// How much of a report goes into its snapshot:
+/// `to_snapshot(report, MemoryReportSnapshotOptions().max_events(20'000))`.
 struct MemoryReportSnapshotOptions {
   /// The most events, of which a block that is freed has three; the largest blocks are written. The
   /// viewer takes minutes over much more than the default.
@@ -29,8 +31,8 @@ struct MemoryReportSnapshotOptions {
 
 /// A pickle, and what is not in it.
 struct MemorySnapshot {
-  std::string pickle;
-  std::size_t events = 0;
+  std::string pickle;              ///< the bytes of the file, to be written in binary mode
+  std::size_t events = 0;          ///< in the pickle, of which a block that is freed has three
   std::size_t events_dropped = 0;  ///< past MemoryReportSnapshotOptions::max_events
   std::size_t blocks_dropped = 0;  ///< of which these events are
   int64_t bytes_dropped = 0;       ///< that these blocks have in sum

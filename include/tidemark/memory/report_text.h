@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as one page for a terminal.
+/// \file
+/// A MemoryReport as one page for a terminal.
 
 #include <tidemark/detail/decimal.h>
 #include <tidemark/detail/memory_timeline.h>
@@ -24,7 +25,7 @@
 
 namespace tidemark {
 
-/// What a report shows as text.
+/// What a report shows as text: `to_text(report, MemoryReportTextOptions().modules(40))`.
 struct MemoryReportTextOptions {
   /// The most rows of the table of modules: those with the most bytes are shown.
   TORCH_ARG(std::size_t, modules) = 20;

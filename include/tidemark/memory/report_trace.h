@@ -1,6 +1,7 @@
 #pragma once
 
-// A MemoryReport as a trace for https://ui.perfetto.dev and chrome://tracing.
+/// \file
+/// A MemoryReport as a trace for https://ui.perfetto.dev and chrome://tracing.
 
 #include <tidemark/detail/json_writer.h>
 #include <tidemark/detail/memory_timeline.h>
@@ -18,7 +19,8 @@
 
 namespace tidemark {
 
-/// How much of a report goes into its trace.
+/// How much of a report goes into its trace:
+/// `to_chrome_trace(report, MemoryReportTraceOptions().max_ops(5000))`.
 struct MemoryReportTraceOptions {
   /// The most ops: the longest are written.
   TORCH_ARG(std::size_t, max_ops) = 100'000;
