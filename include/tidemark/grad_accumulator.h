@@ -41,6 +41,10 @@
 /// Logging: window_loss() is the mean over the whole window. Log it after a window; keeping the
 /// losses of micro-batches keeps their graphs, unless they are detached.
 ///
+/// Gradients of tensors that no optimizer holds (retain_grad() on places on the screen) are scaled
+/// with a GradScaler, and the backward() that ends a window has updated the scale: read
+/// scaler.get_scale() before backward(), and divide them by it.
+///
 /// A GAN has an accumulator for each of its two losses. A backward pass of one reaches the other's
 /// parameters, too, so either windows alternate as a whole (a window begins by dropping gradients
 /// that are there), or the other's parameters are frozen meanwhile; else backward() refuses to go
