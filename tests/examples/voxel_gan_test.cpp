@@ -224,7 +224,7 @@ TEST(GanTrainer, AllTechniquesTogetherLearnWhatNoneDoes) {
               0)
         << penalty;
     Options other = all;
-    other.noise = 0.1;
+    other.lr = 2 * plain.lr;
     EXPECT_GT(
         largest_difference(after_three_steps(shapes, other), after_three_steps(shapes, plain)), 0);
   }
