@@ -7,7 +7,8 @@ namespace {
 // Checkpointed here, whoever asks.
 at::Tensor block(const at::Tensor& x, const at::Tensor& weight) {
   return tidemark::checkpoint(
-      [](const at::Tensor& t, const at::Tensor& w) { return t.mm(w).tanh().mm(w).tanh(); }, x, weight);
+      [](const at::Tensor& t, const at::Tensor& w) { return t.mm(w).tanh().mm(w).tanh(); }, x,
+      weight);
 }
 
 // Bytes that the graph of the block holds for backward.
