@@ -170,13 +170,14 @@ struct Context {
 
 }  // namespace docs
 
-// The same as variables of a function, as they are in the examples.
-#define DOCS_VARIABLES(X)                                                                      \
-  X(device)                                                                                    \
-  X(x)                                                                                         \
-  X(target) X(y) X(points) X(directions) X(k) X(scale) X(model) X(encoder) X(backbone) X(head) \
-      X(net) X(a) X(b) X(mlp) X(criterion) X(optimizer) X(optimizers) X(scheduler) X(adam)     \
-          X(batch) X(loader) X(bad_batch) X(inputs) X(parameters) X(means) X(mask) X(loss)     \
-              X(masked_loss) X(colour) X(depth) X(all_rays) X(colours) X(scaler) X(options)    \
-                  X(accumulator) X(train_step) X(make_chain_step)
+// The same as variables of a function, as they are in the examples. (clang-format would move the
+// lines anew each time.)
+// clang-format off
+#define DOCS_VARIABLES(X) \
+  X(device) X(x) X(target) X(y) X(points) X(directions) X(k) X(scale) X(model) X(encoder) \
+  X(backbone) X(head) X(net) X(a) X(b) X(mlp) X(criterion) X(optimizer) X(optimizers) \
+  X(scheduler) X(adam) X(batch) X(loader) X(bad_batch) X(inputs) X(parameters) X(means) X(mask) \
+  X(loss) X(masked_loss) X(colour) X(depth) X(all_rays) X(colours) X(scaler) X(options) \
+  X(accumulator) X(train_step) X(make_chain_step)
+// clang-format on
 #define DOCS_VARIABLE(name) [[maybe_unused]] auto& name = this->name;
