@@ -2,41 +2,13 @@
 # What nerf does with wrong command lines and files, and that a resumed training is the same.
 #   nerf_test.sh arguments|files|resume|techniques PROGRAM DATA_DIR
 set -u
-what=$1
-program=$2
-data=$3
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-failures=0
 
 small="--quick --steps 1 --rays 32 --width 8 --coarse 4 --fine 4 --views 4 --hold-out 2 --size 12 \
 --least-psnr 0 --out $scratch/out"
 
-# expect STATUS PATTERN ARGUMENT...: the exit status, and a line of what is printed
-expect() {
-  status=$1
-  pattern=$2
-  shift 2
-  # shellcheck disable=SC2086
-  "$program" $small "$@" >"$scratch/log" 2>&1
-  got=$?
-  if [ "$got" != "$status" ] || ! grep -q -e "$pattern" "$scratch/log"; then
-    echo "nerf $*"
-    echo "  exit status $got, expected $status; expected in the output: $pattern"
-    sed 's/^/  | /' "$scratch/log"
-    failures=$((failures + 1))
-  fi
-}
-
-# The same for what must be refused: in one line, and with nothing trained before.
-refuse() {
-  expect 1 "$@"
-  if [ "$(wc -l <"$scratch/log")" != 1 ]; then
-    echo "nerf $*: not one line"
-    sed 's/^/  | /' "$scratch/log"
-    failures=$((failures + 1))
-  fi
-}
+. "$(dirname "$0")/program_test.sh"
 
 # compare FOLDER FOLDER: the same pictures
 compare() {

@@ -2,41 +2,13 @@
 # What pointnet2 does with wrong command lines and files, and that a resumed training is the same.
 #   pointnet2_test.sh arguments|files|resume|techniques PROGRAM DATA_DIR
 set -u
-what=$1
-program=$2
-data=$3
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-failures=0
 
 small="--quick --steps 1 --classes chair,plant --batch 4 --points 128 --channels 8 --neighbours 8"
 small="$small --min-score 0 --out $scratch/out"
 
-# expect STATUS PATTERN ARGUMENT...: the exit status, and a line of what is printed
-expect() {
-  status=$1
-  pattern=$2
-  shift 2
-  # shellcheck disable=SC2086
-  "$program" $small "$@" >"$scratch/log" 2>&1
-  got=$?
-  if [ "$got" != "$status" ] || ! grep -q -e "$pattern" "$scratch/log"; then
-    echo "pointnet2 $*"
-    echo "  exit status $got, expected $status; expected in the output: $pattern"
-    sed 's/^/  | /' "$scratch/log"
-    failures=$((failures + 1))
-  fi
-}
-
-# The same for what must be refused: in one line, and with nothing trained before.
-refuse() {
-  expect 1 "$@"
-  if [ "$(wc -l <"$scratch/log")" != 1 ]; then
-    echo "pointnet2 $*: not one line"
-    sed 's/^/  | /' "$scratch/log"
-    failures=$((failures + 1))
-  fi
-}
+. "$(dirname "$0")/program_test.sh"
 
 # write_objects DIR: two classes of four objects, as OFF and as ASCII PLY
 write_objects() {
