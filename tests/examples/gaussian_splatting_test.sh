@@ -80,7 +80,7 @@ files)
   if grep -q 'built without' "$scratch/log"; then
     echo "built without libpng or nlohmann-json: transforms.json is left out"
   else
-    expect 0 'all checks passed' --steps 3 --data "$views/transforms.json" --radius 0.5 \
+    expect 0 'all checks passed' --steps 3 --data "$views/transforms.json" --radius 0.67 \
       --out "$scratch/read"
     compare "$scratch/drawn" "$scratch/read"
     head -c 1000 "$views/transforms.json" >"$views/half.json"
