@@ -15,7 +15,6 @@
 #include <ostream>
 #include <string>
 #include <typeinfo>
-#include <unordered_set>
 #include <vector>
 
 namespace tidemark::detail {
@@ -77,21 +76,17 @@ inline StepTarget steppable(const torch::optim::Optimizer& optimizer) {
   return StepTarget(optimizer);
 }
 
-/// The gradients of a target, each once however often it is listed. Sparse ones are coalesced, and
-/// the parameters given the result, for a sum of duplicates may be inf where its terms are not.
-inline std::vector<at::Tensor> distinct_gradients(const StepTarget& target) {
+/// The gradients of a target, one as often as it is listed. Sparse ones are coalesced, and the
+/// parameters given the result, for a sum of duplicates may be inf where its terms are not.
+inline std::vector<at::Tensor> gradients_of(const StepTarget& target) {
   std::vector<at::Tensor> gradients;
   gradients.reserve(target.parameters.size());
-  std::unordered_set<const c10::TensorImpl*> seen;
-  seen.reserve(target.parameters.size());
   for (const auto& listed : target.parameters) {
     auto& gradient = listed.parameter.mutable_grad();
     if (gradient.is_sparse() && !gradient.is_coalesced()) {
       gradient = gradient.coalesce();
     }
-    if (seen.insert(gradient.unsafeGetTensorImpl()).second) {
-      gradients.push_back(gradient);
-    }
+    gradients.push_back(gradient);
   }
   return gradients;
 }

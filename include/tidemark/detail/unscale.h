@@ -15,8 +15,9 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <unordered_map>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -141,23 +142,45 @@ inline at::Tensor check_and_unscale_all(const std::vector<at::Tensor>& gradients
   return all_found;
 }
 
+/// Sorts gradients by address, and leaves each once.
+inline void sort_by_address(std::vector<at::Tensor>& gradients) {
+  std::sort(gradients.begin(), gradients.end(), [](const at::Tensor& a, const at::Tensor& b) {
+    return std::less<>()(a.unsafeGetTensorImpl(), b.unsafeGetTensorImpl());
+  });
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  gradients.erase(std::unique(gradients.begin(), gradients.end(), same), gradients.end());
+}
+
 /// The gradients that were unscaled since the last update, so that none is unscaled twice. Keeps
-/// none of them alive.
+/// none of them alive. Sorted by address: a step has thousands of them, and hashing each would cost
+/// as much as unscaling it.
 class UnscaledGradients {
  public:
   [[nodiscard]] bool contains(const at::Tensor& gradient) const {
-    return entries_.count(gradient.unsafeGetTensorImpl()) != 0;
+    const auto at = place_of(gradient);
+    return at != entries_.end() && at->gradient() == gradient.unsafeGetTensorImpl();
   }
 
   /// Whether a gradient that it contains was written to since.
   [[nodiscard]] bool changed(const at::Tensor& gradient) const {
-    return entries_.at(gradient.unsafeGetTensorImpl()).version != gradient._version();
+    return place_of(gradient)->version != gradient._version();
   }
 
-  /// Adds a gradient as it is now, or notes that it is now unscaled as it is.
-  void insert(const at::Tensor& gradient) {
-    entries_.insert_or_assign(gradient.unsafeGetTensorImpl(),
-                              Entry{WeakTensor(gradient.getIntrusivePtr()), gradient._version()});
+  /// Notes that a gradient which it contains is unscaled as it is now.
+  void refresh(const at::Tensor& gradient) {
+    const auto at = place_of(gradient) - entries_.cbegin();
+    entries_[static_cast<size_t>(at)].version = gradient._version();
+  }
+
+  /// Adds gradients that it doesn't contain, sorted by sort_by_address().
+  void insert(at::TensorList gradients) {
+    const auto before = static_cast<std::ptrdiff_t>(entries_.size());
+    for (const auto& gradient : gradients) {
+      entries_.push_back({WeakTensor(gradient.getIntrusivePtr()), gradient._version()});
+    }
+    std::inplace_merge(
+        entries_.begin(), entries_.begin() + before, entries_.end(),
+        [](const Entry& a, const Entry& b) { return std::less<>()(a.gradient(), b.gradient()); });
   }
 
   void reserve(size_t more) { entries_.reserve(entries_.size() + more); }
@@ -167,10 +190,21 @@ class UnscaledGradients {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Entry {
+    [[nodiscard]] const c10::TensorImpl* gradient() const { return tensor._unsafe_get_target(); }
+
     WeakTensor tensor;  // so that no other tensor gets the address
     int64_t version;
   };
-  std::unordered_map<const c10::TensorImpl*, Entry> entries_;
+
+  // That of a gradient, or of the one behind the place where it would be.
+  [[nodiscard]] std::vector<Entry>::const_iterator place_of(const at::Tensor& gradient) const {
+    return std::lower_bound(entries_.begin(), entries_.end(), gradient.unsafeGetTensorImpl(),
+                            [](const Entry& entry, const c10::TensorImpl* address) {
+                              return std::less<>()(entry.gradient(), address);
+                            });
+  }
+
+  std::vector<Entry> entries_;
 };
 
 }  // namespace tidemark::detail

@@ -86,6 +86,7 @@ class UpdateWindow {
     check_dtype(gradient, "a gradient");
     TORCH_CHECK(!unscaled_.contains(gradient), "tidemark: GradScaler: the gradient of shape ",
                 gradient.sizes(), " was already unscaled since the last update().");
+    unscaled_.reserve(1);
     check_and_unscale_all({gradient}, scale.inverse());
     unscaled_.insert(gradient);
   }
@@ -181,7 +182,7 @@ class UpdateWindow {
   static Record checked(const StepTarget& target, const LossScale& scale) {
     Record record;
     if (!target.parameters.empty()) {
-      record.found_inf = check_and_unscale_all(distinct_gradients(target), scale.one());
+      record.found_inf = check_and_unscale_all(gradients_of(target), scale.one());
     }
     return record;
   }
@@ -194,7 +195,8 @@ class UpdateWindow {
     record.stage = Stage::kUnscaled;
     std::vector<at::Tensor> scaled;
     std::vector<at::Tensor> known;  // and unscaled, as they belong to another target, too
-    auto gradients = distinct_gradients(target);
+    auto gradients = gradients_of(target);
+    sort_by_address(gradients);
     scaled.reserve(gradients.size());
     unscaled_.reserve(gradients.size());
     for (auto& gradient : gradients) {
@@ -215,10 +217,9 @@ class UpdateWindow {
       const auto found_inf = check_and_unscale_all(scaled, scale.inverse());
       record.found_inf = known.empty() ? found_inf : record.found_inf.add_(found_inf);
     }
-    for (const auto* done : {&scaled, &known}) {
-      for (const auto& gradient : *done) {
-        unscaled_.insert(gradient);
-      }
+    unscaled_.insert(scaled);
+    for (const auto& gradient : known) {
+      unscaled_.refresh(gradient);
     }
     return record;
   }

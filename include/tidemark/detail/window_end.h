@@ -128,7 +128,7 @@ class WindowEnd {
     std::unordered_set<const c10::TensorImpl*> seen;
     for (const auto& target : targets) {
       auto& group = groups.emplace_back();
-      for (const auto& gradient : distinct_gradients(target)) {
+      for (const auto& gradient : gradients_of(target)) {
         if (seen.insert(gradient.unsafeGetTensorImpl()).second) {
           group.push_back(values_of(gradient));
         }
