@@ -1,5 +1,6 @@
 /// \file
-/// All of tidemark but the googletest helpers, which need googletest (see tidemark/gtest/), and
+/// What training uses of tidemark. Not here are what explains a training, which takes the compiler
+/// longer (diagnostics.h); the googletest helpers, which need googletest (tidemark/gtest/); and
 /// memory/cuda_block_events.h, which needs CUDA.
 #pragma once
 
@@ -28,22 +29,10 @@
 #include <tidemark/grad_scaler_options.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/empty_cache.h>
-#include <tidemark/memory/explain_out_of_memory.h>
 #include <tidemark/memory/held_bytes_scope.h>
 #include <tidemark/memory/measure.h>
-#include <tidemark/memory/memory_recorder.h>
-#include <tidemark/memory/memory_report.h>
 #include <tidemark/memory/memory_scope.h>
 #include <tidemark/memory/memory_stats.h>
-#include <tidemark/memory/module_scope.h>
-#include <tidemark/memory/report_csv.h>
-#include <tidemark/memory/report_files.h>
-#include <tidemark/memory/report_html.h>
-#include <tidemark/memory/report_json.h>
-#include <tidemark/memory/report_snapshot.h>
-#include <tidemark/memory/report_text.h>
-#include <tidemark/memory/report_trace.h>
 #include <tidemark/nonfinite.h>
-#include <tidemark/numerics_watch.h>
 #include <tidemark/remember.h>
 #include <tidemark/version.h>

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <tidemark/diagnostics.h>
 #include <tidemark/gtest/failing_allocations.h>
 #include <tidemark/gtest/growth.h>
 #include <tidemark/gtest/leak_listener.h>

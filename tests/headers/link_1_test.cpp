@@ -1,6 +1,7 @@
 // With link_2_test.cpp: two translation units with every header in each link into one program.
 
 #include <gtest/gtest.h>
+#include <tidemark/diagnostics.h>
 #include <tidemark/gtest/failing_allocations.h>
 #include <tidemark/gtest/growth.h>
 #include <tidemark/gtest/leak_listener.h>

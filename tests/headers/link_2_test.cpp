@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <tidemark/diagnostics.h>
 #include <tidemark/gtest/failing_allocations.h>
 #include <tidemark/gtest/growth.h>
 #include <tidemark/gtest/leak_listener.h>

@@ -1,5 +1,6 @@
 // A user's CUDA source: a kernel, and every wrapper of tidemark beside it, since nvcc rewrites what
 // the host compiler gets.
+#include <tidemark/diagnostics.h>
 #include <tidemark/tidemark.h>
 #include <torch/torch.h>
 
