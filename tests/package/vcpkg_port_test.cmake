@@ -1,4 +1,4 @@
-# cmake -DSOURCE= -DFOLDER= -DVERSION= -P vcpkg_port_test.cmake
+# cmake -DSOURCE= -DFOLDER= -DVERSION= -DGENERATOR= -P vcpkg_port_test.cmake
 # Runs the port with stand-ins for vcpkg's functions, which do what these do with such arguments.
 
 set(CURRENT_PORT_DIR "${SOURCE}/cmake/vcpkg/tidemark")
@@ -9,7 +9,8 @@ file(REMOVE_RECURSE "${FOLDER}")
 function(vcpkg_cmake_configure)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" -S "${arg_SOURCE_PATH}" -B "${CURRENT_BUILDTREES_DIR}" ${arg_OPTIONS}
+    COMMAND "${CMAKE_COMMAND}" -G "${GENERATOR}" -S "${arg_SOURCE_PATH}" -B
+            "${CURRENT_BUILDTREES_DIR}" ${arg_OPTIONS}
             "-DCMAKE_INSTALL_PREFIX=${CURRENT_PACKAGES_DIR}" COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 function(vcpkg_cmake_install)
