@@ -3,11 +3,14 @@
 // What is where in space, as a network.
 // Mildenhall et al., NeRF: Representing Scenes as Neural Radiance Fields for View Synthesis, 2020.
 
+#include <tidemark/amp_cast.h>
 #include <tidemark/checkpoint.h>
 #include <torch/torch.h>
 
 #include <cstdint>
 #include <utility>
+
+#include "nerf/density.h"
 
 namespace nerf {
 
@@ -58,6 +61,8 @@ struct HeadImpl : torch::nn::Module {
     register_module("second", second);
     register_module("third", third);
     register_module("density", density);
+    // nearly transparent at first: what begins opaque only learns to go away
+    torch::nn::init::constant_(density->bias, -3);
   }
 
   std::pair<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x,
@@ -107,16 +112,18 @@ class FieldImpl : public torch::nn::Module {
   /// it holds the least, and its backward comes first.
   std::pair<torch::Tensor, torch::Tensor> forward(const torch::Tensor& points,
                                                   const torch::Tensor& directions) {
-    const torch::Tensor where = positional_encoding(points, options.frequencies());
-    const torch::Tensor from = positional_encoding(directions, options.direction_frequencies())
-                                   .unsqueeze(1)
-                                   .expand({-1, points.size(1), -1});
+    // Joined with features in bfloat16, encodings in float32 would widen these, too.
+    const torch::Tensor where =
+        tidemark::amp_cast(positional_encoding(points, options.frequencies()));
+    const torch::Tensor from =
+        tidemark::amp_cast(positional_encoding(directions, options.direction_frequencies()))
+            .unsqueeze(1)
+            .expand({-1, points.size(1), -1});
     torch::Tensor x = run(stem, where);
     x = run(trunk, x, where);
     const auto [density, colour] = head->forward(x, from);
-    // nearly transparent at first: what begins opaque only learns to go away
-    return {torch::nn::functional::softplus(density.squeeze(-1).to(torch::kFloat) - 3),
-            colour.to(torch::kFloat).sigmoid()};
+    return {truncated_exp(density.squeeze(-1)),
+            tidemark::amp_cast(torch::kFloat, colour).sigmoid()};
   }
 
   FieldOptions options;

@@ -1,6 +1,7 @@
 // Rays of the NeRF example: where they go, where they are sampled and what colours add up to.
 
 #include <gtest/gtest.h>
+#include <tidemark/amp_scope.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "common/view_picture.h"
 #include "common/views.h"
 #include "nerf/compare.h"
+#include "nerf/density.h"
 #include "nerf/field.h"
 #include "nerf/render.h"
 #include "nerf/scene.h"
@@ -26,6 +28,33 @@ TEST(NerfField, PositionsAreEncodedAsSinesAndCosinesOfDoublingFrequencies) {
   // 0.5, sin and cos of pi / 2, sin and cos of pi
   EXPECT_TRUE(torch::allclose(encoded, torch::tensor({0.5F, 1.0F, 0.0F, 0.0F, -1.0F}), 0, 1e-6));
   EXPECT_EQ(positional_encoding(torch::zeros({4, 2, 3}), 10).size(2), encoded_size(10));
+}
+
+TEST(NerfDensity, IsExpWithTheGradientOfExp) {
+  const torch::Tensor raw = torch::tensor({-3.0F, 0.0F, 2.0F}).requires_grad_();
+  const torch::Tensor density = truncated_exp(raw);
+  density.sum().backward();
+  EXPECT_TRUE(torch::equal(density, raw.detach().exp()));
+  EXPECT_TRUE(torch::equal(raw.grad(), raw.detach().exp()));
+}
+
+TEST(NerfDensity, ThatIsFarTooHighIsNotThrownAway) {
+  const torch::Tensor raw = torch::tensor({60.0F}).requires_grad_();
+  truncated_exp(raw).sum().backward();
+  EXPECT_FLOAT_EQ(raw.grad().item<float>(), std::exp(15.0F));
+}
+
+TEST(NerfDensity, IsFloatInMixedPrecisionInBothDirections) {
+  const torch::Tensor raw =
+      torch::tensor({-3.0F, 1.25F, 4.0F}).to(torch::kBFloat16).requires_grad_();
+  torch::Tensor density;
+  {
+    const tidemark::AmpScope amp(torch::kCPU, torch::kBFloat16);
+    density = truncated_exp(raw);
+  }
+  EXPECT_TRUE(torch::equal(density, raw.detach().to(torch::kFloat).exp()));
+  density.sum().backward();
+  EXPECT_TRUE(torch::equal(raw.grad(), density.detach().to(torch::kBFloat16)));
 }
 
 TEST(NerfSamples, AreTheMiddlesOfEqualPartsOrOneInEach) {
