@@ -10,6 +10,7 @@
 #include <tidemark/gtest/matchers.h>
 #include <tidemark/gtest/memory_cap.h>
 #include <tidemark/gtest/record.h>
+#include <tidemark/memory/held_bytes_scope.h>
 #include <tidemark/memory/measure.h>
 #include <tidemark/memory/memory_scope.h>
 #include <torch/torch.h>
@@ -126,6 +127,14 @@ TEST(UNetMemory, ValidationHoldsNothingForBackward) {
                 return net(scan);
               }),
               AllOf(HoldsAtMost(0), LeavesNothingBehind()));
+}
+
+TEST(UNetMemory, ALossThatIsKeptHoldsNothingAfterItsBackward) {
+  Training training(true);
+  const tidemark::HeldBytesScope held;
+  const Tensor loss = training.step();
+  EXPECT_GT(held.peak(), 0);
+  EXPECT_EQ(held.current(), 0);
 }
 
 TEST(UNetMemory, TrainsWhereThePlainOneRunsOut) {

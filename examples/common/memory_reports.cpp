@@ -2,6 +2,7 @@
 
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/memory_recorder.h>
+#include <tidemark/memory/memory_stats.h>
 #include <tidemark/memory/report_files.h>
 #include <tidemark/memory/report_text.h>
 #include <torch/torch.h>
@@ -47,7 +48,8 @@ void write_memory_reports(const std::string& folder, const torch::nn::Module* ne
   std::cout << "The step peaks at " << peaks << ". Wrote the reports, of which\n"
             << pages
             << "are for a browser, snapshot.pickle is for pytorch.org/memory_viz, and trace.json "
-               "for ui.perfetto.dev.\n\n";
+               "for ui.perfetto.dev.\n\n"
+            << tidemark::memory_stats(device) << "\n";
 }
 
 }  // namespace examples

@@ -24,7 +24,8 @@ struct RecordedStep {
 };
 
 /// Runs each step twice, the second time recorded, and writes its report into `folder`/<name>.
-/// Prints the first one's report and the others' peaks. `net` names the modules and may be null.
+/// Prints the first one's report, the others' peaks and what the allocator tells. `net` names the
+/// modules and may be null.
 void write_memory_reports(const std::string& folder, const torch::nn::Module* net,
                           const std::vector<torch::optim::Optimizer*>& optimizers,
                           const std::vector<RecordedStep>& steps, torch::Device device);

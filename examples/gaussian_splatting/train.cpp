@@ -1,5 +1,7 @@
 #include "gaussian_splatting/train.h"
 
+#include <tidemark/memory/empty_cache.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -69,6 +71,8 @@ double Trainer::step() {
       throw std::runtime_error("all Gaussians were removed at step " +
                                std::to_string(losses_.size()) + "; try a smaller --lr");
     }
+    // no tensor will have the sizes of those before again
+    tidemark::empty_cache(device_);
   }
   return losses_.back();
 }
