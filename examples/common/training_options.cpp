@@ -2,9 +2,23 @@
 
 #include <ATen/Version.h>
 
+#include <algorithm>
 #include <iterator>
 
 namespace examples {
+
+void TrainingOptions::use_all_techniques() {
+  checkpoint = "on";
+  accumulate = std::max<int64_t>(accumulate, 2);
+  scale_losses = true;
+}
+
+void TrainingOptions::use_no_technique() {
+  checkpoint = "off";
+  accumulate = 1;
+  amp = "off";
+  scale_losses = false;
+}
 
 std::vector<Argument> training_arguments(TrainingOptions& o, const std::string& data,
                                          const std::string& pictures, std::vector<Argument> own) {
@@ -23,6 +37,7 @@ std::vector<Argument> training_arguments(TrainingOptions& o, const std::string& 
       choice("checkpoint", {"on", "off"}, o.checkpoint, "whether activations are checkpointed"),
       choice("amp", {"off", "bf16", "fp16"}, o.amp,
              "train in mixed precision; fp16 with scaled losses"),
+      flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
       whole("seed", o.seed, 0, 1000 * kMost, "for all random numbers"),
       text("save", "FILE", o.save, "write the state of the training at its end"),
       text("resume", "FILE", o.resume, "go on from such a file up to --steps"),
@@ -41,6 +56,10 @@ std::optional<torch::ScalarType> amp_dtype(const std::string& name) {
   return name == "fp16" ? torch::kFloat16 : torch::kBFloat16;
 }
 
+std::string amp_name(std::optional<torch::ScalarType> dtype) {
+  return !dtype.has_value() ? "off" : dtype == torch::kFloat16 ? "fp16" : "bf16";
+}
+
 tidemark::AmpOptions mixed_precision(std::optional<torch::ScalarType> dtype) {
   return dtype.has_value() ? tidemark::AmpOptions(*dtype) : tidemark::AmpOptions().enabled(false);
 }
@@ -49,6 +68,14 @@ std::optional<torch::ScalarType> amp_to_show(std::optional<torch::ScalarType> wa
                                              torch::Device device) {
   const bool fast = device.is_cuda() || at::get_cpu_capability() == "AVX512";
   return wanted.has_value() || !fast ? wanted : torch::kBFloat16;
+}
+
+std::vector<std::string> precisions_to_compare(const TrainingOptions& options) {
+  std::vector<std::string> precisions{"off"};
+  if (amp_to_show(amp_dtype(options.amp), options.device).has_value()) {
+    precisions.emplace_back("bf16");
+  }
+  return precisions;
 }
 
 }  // namespace examples

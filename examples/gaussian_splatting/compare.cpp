@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/memory_reports.h"
@@ -25,10 +26,6 @@ namespace {
 using Amp = std::optional<torch::ScalarType>;
 
 constexpr int64_t kViews = 8;
-
-std::string name_of(torch::ScalarType amp) {
-  return amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
-}
 
 std::vector<torch::Tensor> parameters_of(const Gaussians& gaussians) {
   const auto tensors = gaussians.tensors();
@@ -123,9 +120,7 @@ std::vector<torch::Tensor> after_trainers_step(const Scene& scene, const Options
 }
 
 Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
+  options.use_all_techniques();
   options.densify_until = 0;
   return options;
 }
@@ -160,9 +155,9 @@ bool compare_techniques(const Gaussians& trained, const Scene& scene, const Opti
   const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), device);
   if (amp.has_value()) {
     const size_t row = techniques.size();
-    add(name_of(*amp) + ", at once", false, 1, amp, row);
-    add(name_of(*amp) + ", accumulated", false, kViews, amp, row);
-    add(name_of(*amp) + ", accumulated, checkpoint", true, kViews, amp, row);
+    add("AMP " + examples::amp_name(amp) + ", at once", false, 1, amp, row);
+    add("AMP " + examples::amp_name(amp) + ", accumulated", false, kViews, amp, row);
+    add("AMP " + examples::amp_name(amp) + ", accumulated, checkpoint", true, kViews, amp, row);
   } else {
     std::printf(
         "  mixed precision is left out, since this CPU has no AVX-512; --amp bf16 shows it\n");
@@ -221,9 +216,7 @@ bool compare_first_step(const Scene& scene, const Options& options) {
 
 void report_memory(const Scene& scene, const Options& options) {
   Options at_once = options;
-  at_once.checkpoint = "off";
-  at_once.amp = "off";
-  at_once.accumulate = 1;
+  at_once.use_no_technique();
   at_once.batch = kViews;
   at_once.densify_until = 0;
   Options all = with_all_techniques(options);

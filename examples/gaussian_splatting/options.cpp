@@ -18,7 +18,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
   std::vector<Argument> own{
       whole("batch", o.batch, 1, 1024, "views at a time"),
       real("lr", o.lr, 0, 1000, "factor on the learning rates of all attributes"),
-      flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
       whole("least-psnr", o.least_psnr, 0, 100,
             "fail if held-out views have less than N dB; with --data the default is 0"),
       heading("Gaussians"),

@@ -17,7 +17,6 @@ struct Options : examples::TrainingOptions {
 
   int64_t batch = 1;
   double lr = 1;
-  bool scale_losses = false;
 
   int64_t gaussians = 1500;
   int64_t tile = 16;

@@ -33,7 +33,7 @@ Trainer::Trainer(const Options& options, const Scene& scene)
       device_(options.device),
       model_(initial_gaussians(scene.training, options.gaussians, scene.radius), device_),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp))),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       accumulator_(model_.optimizers(),
                    tidemark::GradAccumulatorOptions(options.accumulate).scaler(scaler_)) {}
 

@@ -5,7 +5,6 @@
 #include <tidemark/grad_accumulator.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -180,22 +179,10 @@ double mean_difference(const Nerf& a, const Nerf& b) {
   return (all_a - all_b).abs().mean().item<double>();
 }
 
-Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
+Options in_chunks(Options options) {
   if (options.chunk == 0) {
     options.chunk = part_size(options.rays, kParts);
   }
-  return options;
-}
-
-Options without_techniques(Options options) {
-  options.checkpoint = "off";
-  options.chunk = 0;
-  options.accumulate = 1;
-  options.amp = "off";
-  options.scale_losses = false;
   return options;
 }
 
@@ -244,7 +231,8 @@ bool compare_techniques(Nerf& net, const Scene& scene, const Options& options) {
 
 bool compare_first_step(const Scene& scene, const Options& options) {
   const torch::Device device(options.device);
-  Options full = with_all_techniques(options);
+  Options full = in_chunks(options);
+  full.use_all_techniques();
   full.amp = "off";
   const Nerf plain = after_plain_step(scene, full);
   const auto difference = [](const Nerf& a, const Nerf& b) {
@@ -278,16 +266,12 @@ bool compare_first_step(const Scene& scene, const Options& options) {
 }
 
 void report_memory(const Scene& scene, const Options& options) {
-  Options all = with_all_techniques(options);
-  all.accumulate = options.accumulate;
-  const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), options.device);
-  all.amp = !amp.has_value() ? "off" : amp == torch::kFloat16 ? "fp16" : "bf16";
-  Trainer plain(without_techniques(options), scene);
-  Trainer with_all(all, scene);
-  for (const auto& [name, trainer] : {std::pair("plain", &plain), std::pair("all", &with_all)}) {
-    examples::write_memory_reports(options.report, trainer->net().get(), {&trainer->optimizer()},
-                                   {{name, [trainer = trainer] { trainer->step(); }}},
-                                   options.device);
+  auto trainings = examples::options_to_report(in_chunks(options));
+  trainings.front().second.chunk = 0;
+  for (auto& [name, own] : trainings) {
+    Trainer trainer(own, scene);
+    examples::write_memory_reports(options.report, trainer.net().get(), {&trainer.optimizer()},
+                                   {{name, [&trainer] { trainer.step(); }}}, options.device);
   }
 }
 

@@ -21,7 +21,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
       whole("chunk", o.chunk, 0, 1 << 20,
             "train on N rays at a time, each a checkpointed region (0: all at once)"),
       real("lr", o.lr, 0, 10, "learning rate of Adam after its warm-up"),
-      flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
       whole("least-psnr", o.least_psnr, 0, 100,
             "fail if held-out views have less dB (default: " + std::to_string(kExpectedPsnr) +
                 ", with --quick " + std::to_string(kExpectedPsnrOfQuick) + ", with --data none)"),

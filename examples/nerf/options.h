@@ -18,7 +18,6 @@ struct Options : examples::TrainingOptions {
   int64_t rays = 512;
   int64_t chunk = 0;  ///< 0: all at a time
   double lr = 0.005;
-  bool scale_losses = false;
   std::optional<int64_t> least_psnr;  ///< in dB
 
   int64_t width = 64;

@@ -30,7 +30,7 @@ Trainer::Trainer(const Options& options, const Scene& scene)
       net_(options.network()),
       optimizer_(net_->parameters(), torch::optim::AdamOptions(options.lr).eps(kEpsilon)),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp)).cache(false)),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       accumulator_(optimizer_,
                    tidemark::GradAccumulatorOptions(options.accumulate).scaler(scaler_)) {
   net_->to(device_);

@@ -4,13 +4,10 @@
 #include <tidemark/grad_accumulator.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/memory_reports.h"
@@ -59,10 +56,6 @@ int64_t least_held_saving(const NetworkOptions& options, int64_t clouds) {
 namespace {
 
 using Amp = std::optional<torch::ScalarType>;
-
-std::string name_of(torch::ScalarType amp) {
-  return amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
-}
 
 // The loss of a part of a batch, by what the step needs of tidemark only.
 torch::Tensor loss_of(PointNet2& net, const Amp& amp, const Clouds& clouds) {
@@ -156,21 +149,6 @@ std::shared_ptr<PointNet2> after_trainers_steps(const Dataset& data, const Optio
   return trainer.net();
 }
 
-Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
-  return options;
-}
-
-Options without_techniques(Options options) {
-  options.checkpoint = "off";
-  options.accumulate = 1;
-  options.amp = "off";
-  options.scale_losses = false;
-  return options;
-}
-
 }  // namespace
 
 bool compare_techniques(PointNet2& trained, const Dataset& data, const Options& options) {
@@ -209,7 +187,7 @@ bool compare_techniques(PointNet2& trained, const Dataset& data, const Options& 
   add("  + both", true, {}, kParts);
   const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), device);
   if (amp.has_value()) {
-    add(name_of(*amp), false, amp, 1);
+    add("AMP " + examples::amp_name(amp), false, amp, 1);
     add("  + Checkpointed<M> stages", true, amp, 1);
     add("  + both", true, amp, kParts);
   } else {
@@ -239,13 +217,10 @@ bool compare_techniques(PointNet2& trained, const Dataset& data, const Options& 
 bool compare_first_steps(const Dataset& data, const Options& options) {
   constexpr int64_t kSteps = 2;
   const torch::Device device(options.device);
-  std::vector<std::string> precisions{"off"};
-  if (examples::amp_to_show(examples::amp_dtype(options.amp), device).has_value()) {
-    precisions.emplace_back("bf16");  // with float16 the first steps are often skipped, by design
-  }
   bool passed = true;
-  for (const std::string& precision : precisions) {
-    Options all = with_all_techniques(options);
+  for (const std::string& precision : examples::precisions_to_compare(options)) {
+    Options all = options;
+    all.use_all_techniques();
     all.amp = precision;
     const auto plain = after_plain_steps(data, all, kSteps);
     const auto trained = after_trainers_steps(data, all, kSteps);
@@ -263,16 +238,10 @@ bool compare_first_steps(const Dataset& data, const Options& options) {
 }
 
 void report_memory(const Dataset& data, const Options& options) {
-  Options all = with_all_techniques(options);
-  all.accumulate = std::max<int64_t>(options.accumulate, 1);
-  const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), options.device);
-  all.amp = !amp.has_value() ? "off" : amp == torch::kFloat16 ? "fp16" : "bf16";
-  Trainer plain(without_techniques(options), data);
-  Trainer with_all(all, data);
-  for (const auto& [name, trainer] : {std::pair("plain", &plain), std::pair("all", &with_all)}) {
-    examples::write_memory_reports(options.report, trainer->net().get(), {&trainer->optimizer()},
-                                   {{name, [trainer = trainer] { trainer->step(); }}},
-                                   options.device);
+  for (const auto& [name, own] : examples::options_to_report(options)) {
+    Trainer trainer(own, data);
+    examples::write_memory_reports(options.report, trainer.net().get(), {&trainer.optimizer()},
+                                   {{name, [&trainer] { trainer.step(); }}}, options.device);
   }
 }
 

@@ -23,7 +23,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
                 "degrees that objects are turned by at most; 180 in scenes"),
           real("lr", o.lr, 0, 10, "learning rate of Adam after its warm-up"),
           whole("half-life", o.half_life, 1, 1'000'000, "steps in which it halves"),
-          flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
           whole("votes", o.votes, 1, 1000, "clouds of each unseen object that vote on its class"),
           whole(
               "min-score", o.min_score, 0, 100,

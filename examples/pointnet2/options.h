@@ -21,7 +21,6 @@ struct Options : examples::TrainingOptions {
   int64_t turn = 20;  ///< in degrees
   double lr = 0.002;
   int64_t half_life = 200;
-  bool scale_losses = false;
   int64_t votes = 4;
   int64_t min_score = 70;  ///< in percent
   int64_t channels = 32;

@@ -40,7 +40,7 @@ Trainer::Trainer(const Options& options, const Dataset& data)
           make_pointnet2(options.network(classes_to_learn(data, options)), options.checkpointed())),
       optimizer_(net_->parameters(), adam_options(options)),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp))),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       accumulator_(optimizer_, tidemark::GradAccumulatorOptions(options.accumulate)
                                    .scaler(scaler_)
                                    .clip_grad_norm(kClipNorm)) {

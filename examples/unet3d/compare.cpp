@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,10 +53,6 @@ int64_t least_held_saving(const Options& options, int64_t patches) {
 namespace {
 
 using Amp = std::optional<torch::ScalarType>;
-
-std::string name_of(torch::ScalarType amp) {
-  return amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
-}
 
 // Forward, loss and backward of a batch, in equal parts; the gradients are left in the parameters.
 void run_step(UNet3d& net, const Amp& amp, int64_t parts, const Batch& batch) {
@@ -153,21 +150,6 @@ double mean_difference(const UNet3d& a, const UNet3d& b) {
   return (all_a - all_b).abs().mean().item<double>();
 }
 
-Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
-  return options;
-}
-
-Options without_techniques(Options options) {
-  options.checkpoint = "off";
-  options.accumulate = 1;
-  options.amp = "off";
-  options.scale_losses = false;
-  return options;
-}
-
 }  // namespace
 
 bool compare_techniques(UNet3d& trained, const Dataset& data, const Options& options) {
@@ -212,8 +194,8 @@ bool compare_techniques(UNet3d& trained, const Dataset& data, const Options& opt
   const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), device);
   if (amp.has_value()) {
     const size_t row = techniques.size();
-    add(name_of(*amp), plain_step(amp, 1), row);
-    add(name_of(*amp) + " + Checkpointed<M>", checkpointed_step(amp, 1), row);
+    add("AMP " + examples::amp_name(amp), plain_step(amp, 1), row);
+    add("AMP " + examples::amp_name(amp) + " + Checkpointed<M>", checkpointed_step(amp, 1), row);
     add("  + " + parts, checkpointed_step(amp, kParts), row);
     techniques.back().reference = loop_by_hand(amp, kParts);
   } else {
@@ -240,7 +222,8 @@ bool compare_techniques(UNet3d& trained, const Dataset& data, const Options& opt
 
 bool compare_first_step(const Dataset& data, const Options& options) {
   const torch::Device device(options.device);
-  Options full = with_all_techniques(options);
+  Options full = options;
+  full.use_all_techniques();
   full.amp = "off";
   const auto plain = after_plain_step(data, full);
   const double in_full = largest_difference(*after_trainers_step(data, full), *plain);
@@ -271,16 +254,10 @@ bool compare_first_step(const Dataset& data, const Options& options) {
 }
 
 void report_memory(const Dataset& data, const Options& options) {
-  Options all = with_all_techniques(options);
-  all.accumulate = std::max<int64_t>(options.accumulate, 1);
-  const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), options.device);
-  all.amp = !amp.has_value() ? "off" : amp == torch::kFloat16 ? "fp16" : "bf16";
-  Trainer plain(without_techniques(options), data);
-  Trainer with_all(all, data);
-  for (const auto& [name, trainer] : {std::pair("plain", &plain), std::pair("all", &with_all)}) {
-    examples::write_memory_reports(options.report, trainer->net().get(), {&trainer->optimizer()},
-                                   {{name, [trainer = trainer] { trainer->step(); }}},
-                                   options.device);
+  for (const auto& [name, own] : examples::options_to_report(options)) {
+    Trainer trainer(own, data);
+    examples::write_memory_reports(options.report, trainer.net().get(), {&trainer.optimizer()},
+                                   {{name, [&trainer] { trainer.step(); }}}, options.device);
   }
 }
 

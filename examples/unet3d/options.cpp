@@ -15,7 +15,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
           whole("batch", o.batch, 1, 1024, "patches that pass through the network at a time"),
           whole("patch", o.patch, 4, 512, "voxels along each edge of a patch"),
           real("lr", o.lr, 0, 10, "learning rate of Adam after its warm-up"),
-          flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
           flag("watch", o.watch, "watch for NaN and say where it comes from; slow"),
           whole("min-dice", o.min_dice, 0, 100,
                 "fail if the tissues' mean Dice on unseen slices is below N percent"),

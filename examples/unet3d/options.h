@@ -15,7 +15,6 @@ struct Options : examples::TrainingOptions {
   int64_t batch = 4;
   int64_t patch = 24;
   double lr = 0.01;
-  bool scale_losses = false;
   bool watch = false;
   int64_t channels = 16;
   int64_t levels = 3;

@@ -28,7 +28,7 @@ Trainer::Trainer(const Options& options, const examples::Dataset& data)
       net_(make_unet3d(options.channels, options.levels, classes_, options.checkpointed())),
       optimizer_(net_->parameters(), torch::optim::AdamOptions(options.lr)),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp))),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       accumulator_(optimizer_, tidemark::GradAccumulatorOptions(options.accumulate)
                                    .scaler(scaler_)
                                    .clip_grad_norm(kClipNorm)) {

@@ -4,13 +4,10 @@
 #include <tidemark/grad_accumulator.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/ema.h"
@@ -65,10 +62,6 @@ int64_t least_held_saving(const NetworkOptions& network, Regions regions, int64_
 namespace {
 
 using Amp = std::optional<torch::ScalarType>;
-
-std::string name_of(torch::ScalarType amp) {
-  return amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
-}
 
 // Forward, loss and backward of a batch, in equal parts; the gradients are left in the parameters.
 void run_step(Denoiser& net, const Amp& amp, int64_t parts, const NoisyShapes& batch) {
@@ -153,21 +146,6 @@ Networks after_trainers_steps(const VoxelShapes& shapes, const Options& options,
   return trainer.networks();
 }
 
-Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
-  return options;
-}
-
-Options without_techniques(Options options) {
-  options.checkpoint = "off";
-  options.accumulate = 1;
-  options.amp = "off";
-  options.scale_losses = false;
-  return options;
-}
-
 }  // namespace
 
 bool compare_techniques(const Denoiser& trained, const VoxelShapes& shapes,
@@ -209,7 +187,7 @@ bool compare_techniques(const Denoiser& trained, const VoxelShapes& shapes,
   const size_t in_full = techniques.size();
   const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), device);
   if (amp.has_value()) {
-    add(name_of(*amp), *plain, amp, 1);
+    add("AMP " + examples::amp_name(amp), *plain, amp, 1);
     add("  + Checkpointed<M>, all blocks", *all, amp, 1);
     add("    + " + parts, *all, amp, kParts);
   } else {
@@ -237,13 +215,10 @@ bool compare_techniques(const Denoiser& trained, const VoxelShapes& shapes,
 bool compare_first_steps(const VoxelShapes& shapes, const Options& options) {
   constexpr int64_t kSteps = 2;
   const torch::Device device(options.device);
-  std::vector<std::string> precisions{"off"};
-  if (examples::amp_to_show(examples::amp_dtype(options.amp), device).has_value()) {
-    precisions.emplace_back("bf16");  // with float16 the first steps are often skipped, by design
-  }
   bool passed = true;
-  for (const std::string& precision : precisions) {
-    Options all = with_all_techniques(options);
+  for (const std::string& precision : examples::precisions_to_compare(options)) {
+    Options all = options;
+    all.use_all_techniques();
     all.amp = precision;
     const Networks plain = after_plain_steps(shapes, all, kSteps);
     const Networks trained = after_trainers_steps(shapes, all, kSteps);
@@ -262,16 +237,11 @@ bool compare_first_steps(const VoxelShapes& shapes, const Options& options) {
 }
 
 void report_memory(const VoxelShapes& shapes, const Options& options) {
-  Options all = with_all_techniques(options);
-  all.accumulate = std::max<int64_t>(options.accumulate, 1);
-  const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), options.device);
-  all.amp = !amp.has_value() ? "off" : amp == torch::kFloat16 ? "fp16" : "bf16";
-  Trainer plain(without_techniques(options), shapes);
-  Trainer with_all(all, shapes);
-  for (const auto& [name, trainer] : {std::pair("plain", &plain), std::pair("all", &with_all)}) {
-    examples::write_memory_reports(
-        options.report, trainer->networks().net.get(), {&trainer->optimizer()},
-        {{name, [trainer = trainer] { trainer->step(); }}}, options.device);
+  for (const auto& [name, own] : examples::options_to_report(options)) {
+    Trainer trainer(own, shapes);
+    examples::write_memory_reports(options.report, trainer.networks().net.get(),
+                                   {&trainer.optimizer()}, {{name, [&trainer] { trainer.step(); }}},
+                                   options.device);
   }
 }
 

@@ -82,7 +82,7 @@ bool evaluate(Trainer& trainer, const VoxelShapes& shapes, const Options& option
   const bool passed = reached || options.min_coverage == 0;
 
   const std::string loss_svg = (std::filesystem::path(options.out) / "loss.svg").string();
-  examples::draw_losses(loss_svg, trainer.losses(), "weighted squared error of the shape");
+  examples::draw_losses(loss_svg, trainer.losses(), "weighted cross-entropy of the shape");
   std::cout << "  wrote " << loss_svg;
   if (examples::Image::can_save()) {
     const torch::Tensor chosen = torch::linspace(0, static_cast<double>(thoughts.size() - 1),

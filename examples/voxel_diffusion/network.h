@@ -76,9 +76,9 @@ struct AttentionBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(AttentionBlock);
 
-/// Predicts samples without noise from those with it: float [batch, in_channels, depth, height,
-/// width] and the time step of each, int64 [batch], to float of the same shape. Height and width
-/// are kSize, and so is the depth if it isn't planar.
+/// Predicts samples without noise, as log-odds of 1 against -1 (see to_clean()), from those with
+/// it: float [batch, in_channels, depth, height, width] and the time step of each, int64 [batch],
+/// to float of the same shape. Height and width are kSize, and so is the depth if it isn't planar.
 struct Denoiser : torch::nn::Module {
   virtual torch::Tensor forward(torch::Tensor noisy, const torch::Tensor& times) = 0;
 };

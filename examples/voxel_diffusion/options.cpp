@@ -20,7 +20,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
           whole("batch", o.batch, 1, 1024, "shapes that pass through the network at a time"),
           real("lr", o.lr, 0, 10, "learning rate of Adam after its warm-up"),
           real("ema", o.ema, 0, 1, "what the average of networks keeps in a step"),
-          flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
           whole("min-coverage", o.min_coverage, 0, 100,
                 "fail if fewer than N percent of the held-out shapes are covered (0: only show "
                 "scores)"),
@@ -47,15 +46,15 @@ void make_quick(Options& o) {
   o.batch = 8;
   o.ddim_steps = 10;
   o.threads = 1;
-  o.min_coverage = 5;
-  o.max_distance = 300;
+  o.min_coverage = 10;
+  o.max_distance = 200;
 }
 
 }  // namespace
 
 Options::Options() {
   out = "voxel_diffusion_out";
-  steps = 450;
+  steps = 1500;
 }
 
 NetworkOptions Options::network() const {
@@ -91,7 +90,7 @@ std::string Options::help_text() {
          "learnt.\n\n" +
          examples::describe_arguments(argument_table(defaults)) +
          "\n--quick stands for --steps 60 --classes table --variants 2 --channels 16\n"
-         "--batch 8 --ddim-steps 10 --threads 1 --min-coverage 5 --max-distance 300.\n"
+         "--batch 8 --ddim-steps 10 --threads 1 --min-coverage 10 --max-distance 200.\n"
          "Exit status: 0, 1 if something failed or a check did, 2 for a wrong command line.\n";
 }
 

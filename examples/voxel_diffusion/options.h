@@ -15,21 +15,20 @@ namespace voxel_diffusion {
 struct Options : examples::TrainingOptions {
   Options();
 
-  int64_t batch = 16;
+  int64_t batch = 8;
   std::string classes = "chair,table";
   int64_t variants = 8;
   bool triplane = false;
   double lr = 0.003;
-  double ema = 0.99;
+  double ema = 0.997;
   int64_t noise_levels = 1000;
-  double shift = 2;
+  double shift = 6;
   int64_t ddim_steps = 25;
-  bool scale_losses = false;
   std::optional<int64_t> fold;  ///< 4; 2 for planes
   int64_t channels = 32;
   int64_t dropout = 5;        ///< in percent
-  int64_t min_coverage = 30;  ///< in percent; 0: scores are shown only
-  int64_t max_distance = 95;  ///< in percent of the mean shape's
+  int64_t min_coverage = 40;  ///< in percent; 0: scores are shown only
+  int64_t max_distance = 60;  ///< in percent of the mean shape's
 
   [[nodiscard]] NetworkOptions network() const;
 

@@ -39,6 +39,12 @@ torch::Tensor NoiseSchedule::weights(const torch::Tensor& times) const {
   return sigmas_.index_select(0, times).square().reciprocal().clamp_max(kMost).to(torch::kFloat);
 }
 
+torch::Tensor NoiseSchedule::evidence(const torch::Tensor& noisy,
+                                      const torch::Tensor& times) const {
+  const torch::Tensor most = (2 * alphas_ / sigmas_.square()).clamp_max(kMostEvidence);
+  return factors(most, times, noisy) * noisy;
+}
+
 torch::Tensor NoiseSchedule::move(const torch::Tensor& noisy, const torch::Tensor& clean,
                                   const torch::Tensor& from, const torch::Tensor& to) const {
   const torch::Tensor noise =

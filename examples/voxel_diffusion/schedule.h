@@ -10,6 +10,10 @@
 
 namespace voxel_diffusion {
 
+/// The most that NoiseSchedule::evidence() multiplies noisy values by. Without a limit single
+/// voxels hold out against all that is around them.
+inline constexpr double kMostEvidence = 3;
+
 /// A sample x, with values from -1 to 1, at time step t of `steps` is
 ///
 ///     x_t = alpha_t x + sigma_t noise,   alpha_t^2 + sigma_t^2 = 1,
@@ -38,6 +42,15 @@ class NoiseSchedule {
   /// Fast Sampling of Diffusion Models, 2022), but at most 5: what hardly has any noise is easy
   /// (Hang et al., Efficient Diffusion Training via Min-SNR Weighting Strategy, 2023).
   [[nodiscard]] torch::Tensor weights(const torch::Tensor& times) const;
+
+  /// What noisy values say about clean ones of -1 and 1 by themselves, as log-odds of 1:
+  ///
+  ///     log p(x_t | x = 1) - log p(x_t | x = -1) = 2 alpha_t x_t / sigma_t^2,
+  ///
+  /// but at most kMostEvidence x_t. Added to what a network returns: it has only to say what
+  /// follows from everything else, and no value has to find its way through it.
+  [[nodiscard]] torch::Tensor evidence(const torch::Tensor& noisy,
+                                       const torch::Tensor& times) const;
 
   /// x_s of the same noise as the x_t in which x was seen: a step of DDIM without randomness (Song,
   /// Meng, Ermon, Denoising Diffusion Implicit Models, 2021).

@@ -16,17 +16,18 @@ namespace voxel_diffusion {
 
 double learning_rate(double highest, int64_t step) {
   const auto t = static_cast<double>(step);
-  return highest * std::min(1.0, (t + 1) / 20) / std::sqrt(1 + t / 300);
+  return highest * std::min(1.0, (t + 1) / 20) / (1 + t / 500);
 }
 
 std::vector<NoisyShapes> NoisyShapes::split(int64_t parts) const {
   const auto noisies = noisy.chunk(parts);
   const auto all_times = times.chunk(parts);
   const auto cleans = clean.chunk(parts);
+  const auto evidences = evidence.chunk(parts);
   const auto all_weights = weights.chunk(parts);
   std::vector<NoisyShapes> result;
   for (size_t i = 0; i < noisies.size(); ++i) {
-    result.push_back({noisies[i], all_times[i], cleans[i], all_weights[i]});
+    result.push_back({noisies[i], all_times[i], cleans[i], evidences[i], all_weights[i]});
   }
   return result;
 }
@@ -40,12 +41,20 @@ NoisyShapes draw_shapes(const examples::VoxelShapes& shapes, const torch::Tensor
   voxels = torch::where(mirrored, voxels.flip(1), voxels);
   const torch::Tensor clean = options.triplane ? voxels_to_planes(voxels) : voxels_to_code(voxels);
   const torch::Tensor noise = torch::randn(clean.sizes());
-  return {schedule.add_noise(clean, noise, times).to(options.device), times,
-          clean.to(options.device), schedule.weights(times).to(options.device)};
+  const torch::Tensor noisy = schedule.add_noise(clean, noise, times);
+  return {noisy.to(options.device), times, clean.to(options.device),
+          schedule.evidence(noisy, times).to(options.device),
+          schedule.weights(times).to(options.device)};
+}
+
+torch::Tensor to_clean(const torch::Tensor& predicted, const torch::Tensor& evidence) {
+  return torch::tanh((predicted + evidence) / 2);
 }
 
 torch::Tensor denoising_loss(const torch::Tensor& predicted, const NoisyShapes& shapes) {
-  return ((predicted - shapes.clean).square().flatten(1).mean(1) * shapes.weights).mean();
+  const torch::Tensor errors = torch::binary_cross_entropy_with_logits(
+      predicted + shapes.evidence, (shapes.clean + 1) / 2, {}, {}, at::Reduction::None);
+  return (errors.flatten(1).mean(1) * shapes.weights).mean();
 }
 
 Networks::Networks(const Options& options, Regions regions)
@@ -71,7 +80,10 @@ torch::Tensor sample_shapes(Denoiser& net, int64_t count, const Options& options
     const torch::Tensor noise = torch::randn({std::min(kPart, count - done), network.in_channels,
                                               network.planar ? 1 : kSize, kSize, kSize});
     const torch::Tensor code = sample_ddim(
-        schedule, [&](const torch::Tensor& x, const torch::Tensor& t) { return net.forward(x, t); },
+        schedule,
+        [&](const torch::Tensor& x, const torch::Tensor& t) {
+          return to_clean(net.forward(x, t), schedule.evidence(x, t));
+        },
         noise.to(device), options.ddim_steps, seen);
     parts.push_back((options.triplane ? planes_to_voxels(code) : code_to_voxels(code)).cpu());
   }
@@ -86,7 +98,7 @@ Trainer::Trainer(const Options& options, const examples::VoxelShapes& shapes)
       networks_(options, options.checkpointed() ? Regions::kAll : Regions::kNone),
       optimizer_(networks_.net->parameters(), torch::optim::AdamOptions(options.lr)),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp))),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       accumulator_(optimizer_, tidemark::GradAccumulatorOptions(options.accumulate)
                                    .scaler(scaler_)
                                    .clip_grad_norm(kClipNorm)

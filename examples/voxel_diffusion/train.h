@@ -33,7 +33,8 @@ struct NoisyShapes {
   torch::Tensor noisy;
   torch::Tensor times;  ///< on the CPU
   torch::Tensor clean;
-  torch::Tensor weights;  ///< what the error of each counts, float [shapes]
+  torch::Tensor evidence;  ///< NoiseSchedule::evidence()
+  torch::Tensor weights;   ///< what the error of each counts, float [shapes]
 
   /// In equal parts.
   [[nodiscard]] std::vector<NoisyShapes> split(int64_t parts) const;
@@ -43,7 +44,12 @@ struct NoisyShapes {
 NoisyShapes draw_shapes(const examples::VoxelShapes& shapes, const torch::Tensor& times,
                         const NoiseSchedule& schedule, const Options& options);
 
-/// The weighted squared error of what is predicted to be clean: a mean over the shapes.
+/// Predicts what noisy shapes are without noise, from -1 to 1, by what a network returned for them:
+/// that is the log-odds of 1 against -1, less the evidence.
+torch::Tensor to_clean(const torch::Tensor& predicted, const torch::Tensor& evidence);
+
+/// The weighted cross-entropy of the predicted clean values, of which each is seen as a chance of 1
+/// against -1: a mean over the shapes. Where they lie between, it is least at their mean, too.
 ///
 /// The network of the paper predicts the noise instead, which is the same up to a linear map of the
 /// input. But here blocks of voxels are folded into channels, and a narrow network can't pass on

@@ -4,11 +4,9 @@
 #include <tidemark/grad_accumulator.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/memory_reports.h"
@@ -31,10 +29,6 @@ int64_t most_held(int64_t batch) {
 namespace {
 
 using Amp = std::optional<torch::ScalarType>;
-
-std::string name_of(torch::ScalarType amp) {
-  return amp == torch::kFloat16 ? "AMP fp16" : "AMP bf16";
-}
 
 // What a training step is made of.
 struct Batch {
@@ -195,21 +189,6 @@ Gan after_trainers_steps(const VoxelShapes& shapes, const Options& options, int6
   return trainer.gan();
 }
 
-Options with_all_techniques(Options options) {
-  options.checkpoint = "on";
-  options.accumulate = std::max<int64_t>(options.accumulate, 2);
-  options.scale_losses = true;
-  return options;
-}
-
-Options without_techniques(Options options) {
-  options.checkpoint = "off";
-  options.accumulate = 1;
-  options.amp = "off";
-  options.scale_losses = false;
-  return options;
-}
-
 }  // namespace
 
 bool compare_techniques(Gan& trained, const VoxelShapes& shapes, const Options& options) {
@@ -258,7 +237,7 @@ bool compare_techniques(Gan& trained, const VoxelShapes& shapes, const Options& 
   add_all("plain", false, {});
   const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), device);
   if (amp.has_value()) {
-    add_all(name_of(*amp), false, amp);
+    add_all("AMP " + examples::amp_name(amp), false, amp);
   } else {
     std::printf(
         "  mixed precision is left out, since this CPU has no AVX-512; --amp bf16 shows it\n");
@@ -294,14 +273,11 @@ bool compare_techniques(Gan& trained, const VoxelShapes& shapes, const Options& 
 bool compare_first_steps(const VoxelShapes& shapes, const Options& options) {
   constexpr int64_t kSteps = 2;
   const torch::Device device(options.device);
-  std::vector<std::string> precisions{"off"};
-  if (examples::amp_to_show(examples::amp_dtype(options.amp), device).has_value()) {
-    precisions.emplace_back("bf16");  // with float16 the first steps are often skipped, by design
-  }
   bool passed = true;
   for (const double penalty : {0.0, kPenalty}) {
-    for (const std::string& precision : precisions) {
-      Options all = with_all_techniques(options);
+    for (const std::string& precision : examples::precisions_to_compare(options)) {
+      Options all = options;
+      all.use_all_techniques();
       all.amp = precision;
       all.gradient_penalty = penalty;
       const Gan plain = after_plain_steps(shapes, all, kSteps);
@@ -322,16 +298,10 @@ bool compare_first_steps(const VoxelShapes& shapes, const Options& options) {
 }
 
 void report_memory(const VoxelShapes& shapes, const Options& options) {
-  Options all = with_all_techniques(options);
-  all.accumulate = std::max<int64_t>(options.accumulate, 1);
-  const Amp amp = examples::amp_to_show(examples::amp_dtype(options.amp), options.device);
-  all.amp = !amp.has_value() ? "off" : amp == torch::kFloat16 ? "fp16" : "bf16";
-  Trainer plain(without_techniques(options), shapes);
-  Trainer with_all(all, shapes);
-  for (const auto& [name, trainer] : {std::pair("plain", &plain), std::pair("all", &with_all)}) {
-    examples::write_memory_reports(options.report, trainer->gan().get(), trainer->optimizers(),
-                                   {{name, [trainer = trainer] { trainer->step(); }}},
-                                   options.device);
+  for (const auto& [name, own] : examples::options_to_report(options)) {
+    Trainer trainer(own, shapes);
+    examples::write_memory_reports(options.report, trainer.gan().get(), trainer.optimizers(),
+                                   {{name, [&trainer] { trainer.step(); }}}, options.device);
   }
 }
 

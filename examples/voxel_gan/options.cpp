@@ -22,7 +22,6 @@ std::vector<examples::Argument> argument_table(Options& o) {
           real("gradient-penalty", o.gradient_penalty, 0, 1000,
                "weight of a gradient penalty (WGAN-GP; 10 is usual), 0: none"),
           real("ema", o.ema, 0, 1, "what the average of generators keeps in a step"),
-          flag("scale-losses", o.scale_losses, "scale losses without --amp fp16, too"),
           whole("min-coverage", o.min_coverage, 0, 100,
                 "fail if fewer than N percent of the held-out shapes are covered"),
           whole("max-distance", o.max_distance, 1, 100'000,

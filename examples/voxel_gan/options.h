@@ -21,7 +21,6 @@ struct Options : examples::TrainingOptions {
   double noise = 0.3;
   double gradient_penalty = 0;  ///< its weight; 0: BatchNorm and the loss of a plain GAN instead
   double ema = 0.98;
-  bool scale_losses = false;
   int64_t channels = 8;
   int64_t latent = 32;
   int64_t min_coverage = 30;  ///< in percent

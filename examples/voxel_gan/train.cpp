@@ -63,7 +63,7 @@ Trainer::Trainer(const Options& options, const examples::VoxelShapes& shapes)
       discriminator_adam_(gan_->discriminator->parameters(),
                           adam_options(options.discriminator_lr, options)),
       amp_(examples::mixed_precision(examples::amp_dtype(options.amp))),
-      scaler_(tidemark::GradScalerOptions().enabled(options.amp == "fp16" || options.scale_losses)),
+      scaler_(tidemark::GradScalerOptions().enabled(options.scales_losses())),
       generator_steps_(generator_adam_,
                        tidemark::GradAccumulatorOptions(options.accumulate).scaler(scaler_)),
       discriminator_steps_(discriminator_adam_,

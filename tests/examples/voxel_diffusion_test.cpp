@@ -80,12 +80,39 @@ TEST(NoiseSchedule, ErrorsCountAsThoseOfTheVelocityButAtMostFiveFold) {
   EXPECT_NEAR(weights[2].item<double>(), 1, 1e-6);
 }
 
-TEST(DenoisingLoss, IsTheMeanOfTheWeightedErrorsOfShapes) {
-  const torch::Tensor clean = torch::zeros({2, 1, 2, 2, 2});
-  torch::Tensor predicted = torch::ones_like(clean);
-  predicted[1].fill_(-3);
-  const NoisyShapes shapes{clean, times({1, 2}), clean, torch::tensor({5.0F, 2.0F})};
-  EXPECT_NEAR(denoising_loss(predicted, shapes).item<double>(), (5 * 1 + 2 * 9) / 2.0, 1e-6);
+TEST(NoiseSchedule, EvidenceIsWhatADensityOfNoiseSaysForOneAgainstMinusOneUpToALimit) {
+  const NoiseSchedule schedule(1000);
+  const torch::Tensor noisy = torch::tensor({0.7F, -1.9F, 0.7F});
+  const torch::Tensor evidence = schedule.evidence(noisy, times({800, 600, 10}));
+  int64_t i = 0;
+  for (const int64_t step : {800, 600}) {
+    const auto log_density = [&](double clean) {
+      const double noise = (noisy[i].item<double>() - at(schedule.alphas(), step) * clean) /
+                           at(schedule.sigmas(), step);
+      return -noise * noise / 2;
+    };
+    EXPECT_NEAR(evidence[i].item<double>(), log_density(1) - log_density(-1), 1e-5);
+    ++i;
+  }
+  EXPECT_NEAR(evidence[2].item<double>(), kMostEvidence * 0.7, 1e-5);
+}
+
+TEST(ToClean, IsTheExpectedValueUnderTheOdds) {
+  // odds of 1 : 3 and, together with the evidence, of 1 : 1 and 4 : 1
+  const torch::Tensor predicted = torch::tensor({1.0F / 3, 1.0F / 3, 2.0F}).log();
+  const torch::Tensor evidence = torch::tensor({1.0F, 3.0F, 2.0F}).log();
+  const torch::Tensor expected = torch::tensor({1.0F / 4 - 3.0F / 4, 0.0F, 4.0F / 5 - 1.0F / 5});
+  EXPECT_LT((to_clean(predicted, evidence) - expected).abs().max().item<double>(), 1e-6);
+}
+
+TEST(DenoisingLoss, IsTheMeanOfTheWeightedCrossEntropiesOfShapes) {
+  // all voxels are set in the first shape, none in the second; the odds of a set one are 4 : 1
+  torch::Tensor clean = torch::ones({2, 1, 2, 2, 2});
+  clean[1].fill_(-1);
+  const torch::Tensor half = torch::full_like(clean, std::log(2.0));
+  const NoisyShapes shapes{clean, times({1, 2}), clean, half, torch::tensor({5.0F, 2.0F})};
+  EXPECT_NEAR(denoising_loss(half, shapes).item<double>(),
+              (5 * -std::log(4 / 5.0) + 2 * -std::log(1 / 5.0)) / 2, 1e-6);
 }
 
 TEST(NoiseSchedule, AStepOfDdimKeepsTheNoise) {
@@ -255,7 +282,8 @@ TEST(Denoiser, SmallBatchesOfTheirOwnTimeStepsAddUpToABigOne) {
   const torch::Tensor at_times = draw_times(8, schedule);
   const torch::Tensor clean = torch::rand({8, 6, 1, kSize, kSize}) * 2 - 1;
   const torch::Tensor noise = torch::randn_like(clean);
-  const NoisyShapes big{schedule.add_noise(clean, noise, at_times), at_times, clean,
+  const torch::Tensor noisy = schedule.add_noise(clean, noise, at_times);
+  const NoisyShapes big{noisy, at_times, clean, schedule.evidence(noisy, at_times),
                         schedule.weights(at_times)};
   const torch::Tensor loss = denoising_loss(net->forward(big.noisy, big.times), big);
   loss.backward();

@@ -24,7 +24,7 @@ same() {
 
 case $what in
 arguments)
-  expect 0 'default 16' --help
+  expect 0 'default 1500' --help
   for option in --steps --batch --accumulate --variants --max-distance --ddim-steps --fold; do
     expect 2 "$option is '0'; it must be a whole number from" "$option=0"
   done
