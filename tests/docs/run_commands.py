@@ -5,7 +5,8 @@ fresh clone in an empty folder, with an empty home.
     run_commands.py --source DIR [--folder DIR] [--keep-home] PAGE...
 
 Pages are paths within the sources, such as README.md. A command whose program isn't installed is
-passed over, and so is one with a <placeholder>. Exit status 1 at the first that fails.
+passed over, and so is one with a <placeholder> and what follows it in its block. Exit status 1 at the
+first that fails.
 """
 
 import argparse
@@ -20,17 +21,20 @@ import time
 
 
 def commands_of(page):
-    """The commands of a page, without comments, with continued lines joined."""
+    """The commands of a page, and whether they depend on a placeholder; without comments, with
+    continued lines joined."""
     for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        depends = False
         for line in block.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+#.*", "", line).strip()
+            depends = depends or re.search(r"<[^>]+>", command) is not None
             if command:
-                yield command
+                yield command, depends
 
 
-def why_not(command):
-    if re.search(r"<[^>]+>", command):
-        return "it has a placeholder"
+def why_not(command, depends):
+    if depends:
+        return "it depends on a placeholder"
     program = command.split()[0]
     if "/" not in program and shutil.which(program) is None:
         return f"{program} is not installed"
@@ -39,8 +43,8 @@ def why_not(command):
 
 def run_all(pages, clone, environment):
     for page in pages:
-        for command in commands_of(clone / page):
-            reason = why_not(command)
+        for command, depends in commands_of(clone / page):
+            reason = why_not(command, depends)
             if reason is not None:
                 print(f"{page}: passed over, {reason}: {command}", flush=True)
                 continue
