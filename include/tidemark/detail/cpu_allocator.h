@@ -10,12 +10,10 @@
 #include <tidemark/detail/spin_lock.h>
 #include <tidemark/detail/thread_counter.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -67,13 +65,7 @@ class CpuCounter final : public PeakWindows {
     any_thread_.store(true, std::memory_order_relaxed);
     if (t_thread_counter == nullptr) {
       const std::lock_guard<std::mutex> lock(threads_mutex_);
-      auto free = std::find_if(threads_.begin(), threads_.end(),
-                               [](ThreadCounter& counter) { return counter.take(); });
-      if (free == threads_.end()) {
-        threads_.emplace_back(spin_).take();
-        free = std::prev(threads_.end());
-      }
-      use_thread_counter(*free);
+      use_thread_counter(take_thread_counter());
     }
     return *t_thread_counter;
   }
@@ -119,6 +111,17 @@ class CpuCounter final : public PeakWindows {
   }
 
  private:
+  ThreadCounter& take_thread_counter() {
+    for (ThreadCounter& counter : threads_) {
+      if (counter.take()) {
+        return counter;
+      }
+    }
+    ThreadCounter& counter = threads_.emplace_back(spin_);
+    counter.take();
+    return counter;
+  }
+
   // What allocations only read, apart from the lock and what its holder writes, which are on one
   // cache line so that threads get both at once.
   std::atomic<bool> any_thread_{false};

@@ -28,6 +28,8 @@ class DeviceCounter final : public PeakWindows {
  public:
   explicit DeviceCounter(c10::Device device) : device_(device) {}
 
+  [[nodiscard]] c10::Device device() const { return device_; }
+
  protected:
   // Between reading and resetting, another thread's block may come and go unseen: the device
   // offers no single step for both.

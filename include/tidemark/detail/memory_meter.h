@@ -4,6 +4,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 #include <tidemark/detail/block_observer.h>
 #include <tidemark/detail/block_table.h>
@@ -16,11 +17,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <memory>
+#include <deque>
 #include <mutex>
 #include <new>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -45,11 +44,12 @@ class ProcessMeter final : public MemoryMeter {
       return cpu_;
     }
     device = ready_device(device);
-    auto& counter = devices_[{device.type(), device.index()}];
-    if (counter == nullptr) {
-      counter = std::make_unique<DeviceCounter>(device);
+    for (DeviceCounter& counter : devices_) {
+      if (counter.device() == device) {
+        return counter;
+      }
     }
-    return *counter;
+    return devices_.emplace_back(device);
   }
 
   PeakWindows& this_threads_windows() override {
@@ -64,8 +64,8 @@ class ProcessMeter final : public MemoryMeter {
       all.push_back(&cpu_);
     }
     cpu_.append_threads_windows(all);
-    for (const auto& [device, counter] : devices_) {
-      all.push_back(counter.get());
+    for (DeviceCounter& counter : devices_) {
+      all.push_back(&counter);
     }
     return all;
   }
@@ -86,15 +86,16 @@ class ProcessMeter final : public MemoryMeter {
 
   void watch_devices(c10::DeviceType type, void (*attach)(MemoryMeter&)) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (watched_.count(type) == 0) {
+    bool& watched = watched_.at(static_cast<size_t>(type));
+    if (!watched) {
       attach(*this);
-      watched_.insert(type);
+      watched = true;
     }
   }
 
   bool watches(c10::DeviceType type) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return type == c10::kCPU || watched_.count(type) != 0;
+    return type == c10::kCPU || watched_.at(static_cast<size_t>(type));
   }
 
   void device_allocated(c10::Device device, void* address, int64_t bytes) noexcept override {
@@ -185,8 +186,8 @@ class ProcessMeter final : public MemoryMeter {
 
   std::mutex mutex_;
   CpuCounter cpu_;
-  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::unique_ptr<DeviceCounter>> devices_;
-  std::set<c10::DeviceType> watched_;
+  std::deque<DeviceCounter> devices_;  // few, and they stay where they are
+  std::array<bool, c10::COMPILE_TIME_MAX_DEVICE_TYPES> watched_{};
   BlockTable device_blocks_;
 };
 

@@ -3,7 +3,6 @@
 #include <tidemark/detail/memory_meter.h>
 #include <tidemark/detail/peak_windows.h>
 
-#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
@@ -14,19 +13,19 @@ class PeakSnapshot {
  public:
   PeakSnapshot() {
     for (PeakWindows* windows : ProcessMeter::get().all_windows()) {
-      marks_.emplace_back(windows, windows->mark());
+      windows->append_marks(marks_);
     }
   }
 
   /// To be called when what is undone is freed: what is live counts.
   void put_back() const {
-    for (const auto& [windows, mark] : marks_) {
-      windows->go_back_to(mark);
+    for (const PeakMark& mark : marks_) {
+      mark.windows->go_back_to(mark);
     }
   }
 
  private:
-  std::vector<std::pair<PeakWindows*, PeakMark>> marks_;
+  std::vector<PeakMark> marks_;
 };
 
 }  // namespace tidemark::detail

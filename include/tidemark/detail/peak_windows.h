@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
@@ -47,8 +46,14 @@ struct PeakWindow {
   bool disturbed = false;  // somebody else reset the counters in between
 };
 
-/// The peaks of the scopes that are open at one moment.
-using PeakMark = std::vector<std::pair<const PeakWindow*, int64_t>>;
+class PeakWindows;
+
+/// The peak of a scope at one moment.
+struct PeakMark {
+  PeakWindows* windows;
+  const PeakWindow* window;  // of these, for as long as it is open
+  int64_t peak;
+};
 
 /// The open scopes of one device. Only an opening scope resets the peak, and folds it into all
 /// scopes that are open first: no scope takes the peak from another, in whatever order they close,
@@ -91,33 +96,26 @@ class PeakWindows {
   }
 
   /// The peaks as of now.
-  virtual PeakMark mark() {
+  virtual void append_marks(std::vector<PeakMark>& marks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (open_.empty()) {
-      return {};
-    }
-    fold(/*reset=*/true);
-    last_.peak = last_.live;
-    PeakMark mark;
-    for (const PeakWindow* window : open_) {
-      mark.emplace_back(window, window->peak);
-    }
-    return mark;
-  }
-
-  /// Forgets what the scopes of the mark have seen since, but for what is still live.
-  virtual void go_back_to(const PeakMark& mark) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (mark.empty()) {
       return;
     }
     fold(/*reset=*/true);
     last_.peak = last_.live;
-    for (const auto& [marked, peak] : mark) {
-      for (PeakWindow* window : open_) {
-        if (window == marked) {
-          window->peak = std::max(peak, last_.live);
-        }
+    for (const PeakWindow* window : open_) {
+      marks.push_back({this, window, window->peak});
+    }
+  }
+
+  /// Forgets what the scope of the mark has seen since, but for what is still live.
+  virtual void go_back_to(const PeakMark& mark) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    fold(/*reset=*/true);
+    last_.peak = last_.live;
+    for (PeakWindow* window : open_) {
+      if (window == mark.window) {
+        window->peak = std::max(mark.peak, last_.live);
       }
     }
   }
