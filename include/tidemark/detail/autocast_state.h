@@ -5,7 +5,6 @@
 #include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <iterator>
@@ -48,8 +47,11 @@ class AutocastState {
   /// The same for every device type but `type`, which has to have autocast.
   [[nodiscard]] AutocastState with(c10::DeviceType type, bool enabled, at::ScalarType dtype) const {
     AutocastState state = *this;
-    const auto* const found = std::find(kTypes.begin(), kTypes.end(), type);
-    state.settings_[found - kTypes.begin()] = {enabled, dtype};
+    for (std::size_t i = 0; i < kTypes.size(); ++i) {
+      if (kTypes[i] == type) {
+        state.settings_[i] = {enabled, dtype};
+      }
+    }
     return state;
   }
 
@@ -70,9 +72,11 @@ class AutocastState {
 
   /// Whether casts that were cached under one can be used under the other.
   [[nodiscard]] bool shares_casts(const AutocastState& other) const {
-    return cache_ == other.cache_ &&
-           std::equal(settings_.begin(), settings_.end(), other.settings_.begin(),
-                      [](const auto& a, const auto& b) { return a.dtype == b.dtype; });
+    bool same = cache_ == other.cache_;
+    for (std::size_t i = 0; i < kTypes.size(); ++i) {
+      same = same && settings_[i].dtype == other.settings_[i].dtype;
+    }
+    return same;
   }
 
  private:
@@ -107,16 +111,17 @@ class AutocastScope {
 
   ~AutocastScope() {
     auto& scopes = open_scopes();
-    const auto last = std::find_if(scopes.rbegin(), scopes.rend(),
-                                   [&](const Entry& entry) { return entry.scope == this; });
-    if (last == scopes.rend()) {
+    auto inner = scopes.end();  // what was opened inside of this one
+    while (inner != scopes.begin() && std::prev(inner)->scope != this) {
+      --inner;
+    }
+    if (inner == scopes.begin()) {
       TORCH_WARN(
           "tidemark: an AmpScope ended on another thread than the one it was opened on, whose "
           "autocast settings stay as the scope set them. Open and close it on one thread.");
       return;
     }
-    const auto own = std::prev(last.base());
-    const auto inner = std::next(own);
+    const auto own = std::prev(inner);
     const bool outermost = at::autocast::decrement_nesting() == 0;
     if (inner == scopes.end()) {
       change(AutocastState::now(), own->before, outermost);

@@ -56,13 +56,9 @@ class ForwardWorld {
 /// off. Autocast casts afresh: its cache belongs to the forward, or to whoever runs now.
 class ForwardWorld::Guard {
  public:
-  explicit Guard(const ForwardWorld& world) : before_(ForwardWorld::now()) {
+  explicit Guard(const ForwardWorld& world) : before_(ForwardWorld::now()), stream_(world.stream_) {
     if (c10::InferenceMode::is_enabled()) {
       inference_mode_.emplace(false);
-    }
-    grad_mode_.emplace(true);
-    if (world.stream_.has_value()) {
-      stream_.emplace(*world.stream_);
     }
     set_settings(before_, world);
     at::autocast::set_autocast_cache_enabled(false);
@@ -73,9 +69,9 @@ class ForwardWorld::Guard {
 
  private:
   ForwardWorld before_;
+  c10::OptionalStreamGuard stream_;
+  c10::AutoGradMode grad_mode_{true};
   std::optional<c10::InferenceMode> inference_mode_;
-  std::optional<c10::AutoGradMode> grad_mode_;
-  std::optional<c10::StreamGuard> stream_;
 };
 
 }  // namespace tidemark::detail

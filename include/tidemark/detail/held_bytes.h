@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -46,12 +47,18 @@ class HeldBytes final : public SavedAccount {
   explicit HeldBytes(std::optional<c10::Device> device) : device_(device) {}
 
   int64_t add(const c10::Storage& storage) override {
-    const int64_t bytes = bytes_of(*storage.unsafeGetStorageImpl());
+    const c10::StorageImpl* const address = storage.unsafeGetStorageImpl();
+    const int64_t bytes = bytes_of(*address);
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& held = storages_[storage.unsafeGetStorageImpl()];
-    if (held.tensors++ == 0) {
-      held.storage = storage.getWeakStorageImpl();
+    if (held_.size() == held_.capacity()) {
+      held_.reserve(2 * held_.size() + 1);  // lest push_back() throws once the index is there
     }
+    const auto [found, added] = indices_.emplace(address, held_.size());
+    if (added) {
+      held_.push_back({address, storage.getWeakStorageImpl()});
+    }
+    Held& held = held_[found->second];
+    ++held.tensors;
     resize(held, bytes);
     peak_ = std::max(peak_, current_);
     return 0;
@@ -59,10 +66,14 @@ class HeldBytes final : public SavedAccount {
 
   void remove(c10::StorageImpl* storage, int64_t /*number*/) noexcept override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto held = storages_.find(storage);
-    if (--held->second.tensors == 0) {
-      resize(held->second, 0);
-      storages_.erase(held);
+    const auto found = indices_.find(storage);
+    Held& held = held_[found->second];
+    if (--held.tensors == 0) {
+      resize(held, 0);
+      indices_.find(held_.back().address)->second = found->second;
+      held = std::move(held_.back());
+      held_.pop_back();
+      indices_.erase(found);
     }
   }
 
@@ -80,9 +91,10 @@ class HeldBytes final : public SavedAccount {
 
  private:
   struct Held {
+    const c10::StorageImpl* address;
     // Weak, so that a tensor whose storage is replaced lets go of the old one; as long as it is
     // there, no other storage can have the same address.
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     int64_t bytes = 0;
     int64_t tensors = 0;
   };
@@ -105,8 +117,8 @@ class HeldBytes final : public SavedAccount {
     // Declared before the lock, since the last reference to a storage may run a user's deleter.
     std::vector<c10::intrusive_ptr<c10::StorageImpl>> alive;
     const std::lock_guard<std::mutex> lock(mutex_);
-    alive.reserve(storages_.size());
-    for (auto& [address, held] : storages_) {
+    alive.reserve(held_.size());
+    for (Held& held : held_) {
       alive.push_back(held.storage.lock());
       resize(held, alive.back().defined() ? bytes_of(*alive.back()) : 0);
     }
@@ -115,7 +127,8 @@ class HeldBytes final : public SavedAccount {
 
   const std::optional<c10::Device> device_;
   std::mutex mutex_;
-  std::unordered_map<c10::StorageImpl*, Held> storages_;
+  std::vector<Held> held_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> indices_;  // in held_
   int64_t current_ = 0;
   int64_t peak_ = 0;
 };

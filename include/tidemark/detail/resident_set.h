@@ -2,11 +2,12 @@
 
 // What the operating system says that this process takes up.
 
+#include <array>
 #include <cstdint>
-#include <fstream>
-#include <limits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
-#include <string>
 
 namespace tidemark::detail {
 
@@ -18,14 +19,20 @@ struct ResidentSet {
 /// Known on Linux.
 inline ResidentSet resident_set() {
   ResidentSet set;
-  std::ifstream status("/proc/self/status");
-  std::string key;
-  while (status >> key) {
-    if (int64_t kib = 0; (key == "VmRSS:" || key == "VmHWM:") && status >> kib) {
-      (key == "VmRSS:" ? set.now : set.peak) = kib * 1024;
-    }
-    status.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  std::FILE* const status = std::fopen("/proc/self/status", "r");
+  if (status == nullptr) {
+    return set;
   }
+  std::array<char, 4096> line{};
+  while (std::fgets(line.data(), static_cast<int>(line.size()), status) != nullptr) {
+    auto* const figure = std::strncmp(line.data(), "VmRSS:", 6) == 0   ? &set.now
+                         : std::strncmp(line.data(), "VmHWM:", 6) == 0 ? &set.peak
+                                                                       : nullptr;
+    if (figure != nullptr) {
+      *figure = std::strtoll(line.data() + 6, nullptr, 10) * 1024;  // it is in KiB
+    }
+  }
+  std::fclose(status);
   return set;
 }
 

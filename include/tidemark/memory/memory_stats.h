@@ -151,7 +151,8 @@ inline std::ostream& operator<<(std::ostream& out, const MemoryStats& stats) {
     const int left = (kWidth - static_cast<int>(line.size())) / 2;
     text << '|' << std::string(left, ' ') << std::setw(kWidth - left) << std::left << line << "|\n";
   };
-  const auto row = [&text](const char* name, const std::optional<MemoryStat>& stat, auto format) {
+  const auto row = [&text](const char* name, const std::optional<MemoryStat>& stat,
+                           std::string (*format)(int64_t)) {
     if (stat.has_value()) {
       text << "| " << std::setw(22) << std::left << name;
       for (const int64_t figure : {stat->current, stat->peak, stat->allocated, stat->freed}) {
@@ -160,7 +161,6 @@ inline std::ostream& operator<<(std::ostream& out, const MemoryStats& stats) {
       text << "|\n";
     }
   };
-  const auto bytes = [](int64_t figure) { return format_bytes(figure); };
   const auto count = [](int64_t figure) { return std::to_string(figure); };
 
   rule('=');
@@ -173,11 +173,11 @@ inline std::ostream& operator<<(std::ostream& out, const MemoryStats& stats) {
   rule('=');
   text << "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
   rule('-');
-  row("Allocated memory", stats.allocated, bytes);
-  row("Active memory", stats.active, bytes);
-  row("Requested memory", stats.requested, bytes);
-  row("GPU reserved memory", stats.reserved, bytes);
-  row("Non-releasable memory", stats.inactive_split, bytes);
+  row("Allocated memory", stats.allocated, format_bytes);
+  row("Active memory", stats.active, format_bytes);
+  row("Requested memory", stats.requested, format_bytes);
+  row("GPU reserved memory", stats.reserved, format_bytes);
+  row("Non-releasable memory", stats.inactive_split, format_bytes);
   rule('-');
   row("Allocations", stats.allocations, count);
   row("GPU reserved segments", stats.segments, count);
