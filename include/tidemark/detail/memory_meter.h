@@ -2,7 +2,7 @@
 
 // Finds or makes the one memory meter of the process, and puts it before LibTorch's CPU allocator.
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
@@ -124,7 +124,7 @@ class ProcessMeter final : public MemoryMeter {
   static constexpr size_t kMaxLinks = 8;
 
   static MemoryMeter& find_or_make() {
-    if (auto* link = dynamic_cast<MeterLink*>(c10::GetCPUAllocator())) {
+    if (auto* link = dynamic_cast<MeterLink*>(c10::GetAllocator(c10::kCPU))) {
       return link->meter();
     }
     keep_loaded(reinterpret_cast<void (*)()>(&give_back<0>));
@@ -134,7 +134,7 @@ class ProcessMeter final : public MemoryMeter {
   /// Sees to it that today's CPU allocator is one of our links or leads to one. Whoever replaced
   /// our link is wrapped in turn; whoever went back to an allocator that has a link gets that one.
   void ensure_installed() {
-    c10::Allocator& current = *c10::GetCPUAllocator();
+    c10::Allocator& current = *c10::GetAllocator(c10::kCPU);
     size_t count = 0;
     MeteredAllocator* link = nullptr;
     for (; count < kMaxLinks && links_[count] != nullptr; ++count) {
@@ -159,8 +159,9 @@ class ProcessMeter final : public MemoryMeter {
     }
     // With today's priority, which can't be read, and no more: who could replace the allocator
     // before can do it still.
-    for (int priority = 0; priority <= UINT8_MAX && c10::GetCPUAllocator() != link; ++priority) {
-      c10::SetCPUAllocator(link, static_cast<uint8_t>(priority));
+    for (int priority = 0; priority <= UINT8_MAX && c10::GetAllocator(c10::kCPU) != link;
+         ++priority) {
+      c10::SetAllocator(c10::kCPU, link, static_cast<uint8_t>(priority));
     }
   }
 
