@@ -3,59 +3,75 @@
 // The running statistics of a model's BatchNorm and InstanceNorm modules.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>
 
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
 
-template <class Norm, class Visit>
-void visit_norm(const std::shared_ptr<torch::nn::Module>& module, Visit& visit) {
-  if (auto norm = std::dynamic_pointer_cast<Norm>(module)) {
-    visit(norm);
+/// A BatchNorm or InstanceNorm module.
+struct Norm {
+  /// Null where it averages all batches.
+  [[nodiscard]] double* momentum() const {
+    return optional_momentum != nullptr && optional_momentum->has_value() ? &**optional_momentum
+                                                                          : plain_momentum;
+  }
+
+  std::shared_ptr<torch::nn::Module> module;  // keeps what the others point to
+  std::array<const at::Tensor*, 3> statistics;
+  double* plain_momentum = nullptr;                    // of InstanceNorm
+  std::optional<double>* optional_momentum = nullptr;  // of BatchNorm
+  double original = 0;                                 // momentum
+  double corrected = 0;                                // momentum, once CorrectedMomenta has set it
+};
+
+inline void set_momentum(Norm& norm, double& momentum) { norm.plain_momentum = &momentum; }
+inline void set_momentum(Norm& norm, std::optional<double>& momentum) {
+  norm.optional_momentum = &momentum;
+}
+
+template <class Impl>
+void add_norm(const std::shared_ptr<torch::nn::Module>& module, std::vector<Norm>& norms) {
+  if (auto* impl = module->as<Impl>()) {
+    norms.push_back(
+        {module, {&impl->running_mean, &impl->running_var, &impl->num_batches_tracked}});
+    set_momentum(norms.back(), impl->options.momentum());
   }
 }
 
-/// Calls `visit` with a shared_ptr to every BatchNorm and InstanceNorm module in `root`.
-template <class Visit>
-void for_each_norm(const std::shared_ptr<torch::nn::Module>& root, Visit visit) {
+/// Every BatchNorm and InstanceNorm module in `root`.
+inline std::vector<Norm> norms_in(const std::shared_ptr<torch::nn::Module>& root) {
   auto modules = root->modules(/*include_self=*/false);
   modules.push_back(root);
+  std::vector<Norm> norms;
   for (const auto& module : modules) {
-    visit_norm<torch::nn::BatchNorm1dImpl>(module, visit);
-    visit_norm<torch::nn::BatchNorm2dImpl>(module, visit);
-    visit_norm<torch::nn::BatchNorm3dImpl>(module, visit);
-    visit_norm<torch::nn::InstanceNorm1dImpl>(module, visit);
-    visit_norm<torch::nn::InstanceNorm2dImpl>(module, visit);
-    visit_norm<torch::nn::InstanceNorm3dImpl>(module, visit);
+    add_norm<torch::nn::BatchNorm1dImpl>(module, norms);
+    add_norm<torch::nn::BatchNorm2dImpl>(module, norms);
+    add_norm<torch::nn::BatchNorm3dImpl>(module, norms);
+    add_norm<torch::nn::InstanceNorm1dImpl>(module, norms);
+    add_norm<torch::nn::InstanceNorm2dImpl>(module, norms);
+    add_norm<torch::nn::InstanceNorm3dImpl>(module, norms);
   }
+  return norms;
 }
 
 /// Momenta of running statistics, corrected for windows of several micro-batches while it lives.
 class CorrectedMomenta {
  public:
-  explicit CorrectedMomenta(const std::shared_ptr<torch::nn::Module>& root) {
-    for_each_norm(root, [&](const auto& norm) {
-      entries_.push_back({[norm] { return value_of(norm->options.momentum()); }, 0, 0});
-    });
-  }
+  explicit CorrectedMomenta(const std::shared_ptr<torch::nn::Module>& root)
+      : norms_(norms_in(root)) {}
   CorrectedMomenta(const CorrectedMomenta&) = delete;
   CorrectedMomenta& operator=(const CorrectedMomenta&) = delete;
   ~CorrectedMomenta() {
-    for (auto& entry : entries_) {
-      if (double* momentum = entry.momentum();
-          momentum != nullptr && *momentum == entry.corrected) {
-        *momentum = entry.original;
+    for (auto& norm : norms_) {
+      if (double* momentum = norm.momentum(); momentum != nullptr && *momentum == norm.corrected) {
+        *momentum = norm.original;
       }
     }
   }
@@ -63,48 +79,35 @@ class CorrectedMomenta {
   /// Makes a window of so many micro-batches move the statistics as far as one batch would. What
   /// somebody else has set since the last call is corrected in its turn.
   void correct(double micro_batches) {
-    for (auto& entry : entries_) {
-      double* momentum = entry.momentum();
+    for (auto& norm : norms_) {
+      double* momentum = norm.momentum();
       if (momentum == nullptr) {
         continue;
       }
-      if (*momentum != entry.corrected) {
-        entry.original = *momentum;
+      if (*momentum != norm.corrected) {
+        norm.original = *momentum;
       }
-      entry.corrected = micro_batches == 1 || entry.original >= 1
-                            ? entry.original
-                            : 1 - std::pow(1 - entry.original, 1 / micro_batches);
-      *momentum = entry.corrected;
+      norm.corrected = micro_batches == 1 || norm.original >= 1
+                           ? norm.original
+                           : 1 - std::pow(1 - norm.original, 1 / micro_batches);
+      *momentum = norm.corrected;
     }
   }
 
  private:
-  struct Entry {
-    std::function<double*()> momentum;  // keeps the module; null where it averages all batches
-    double original;
-    double corrected;
-  };
-
-  static double* value_of(std::optional<double>& momentum) {
-    return momentum.has_value() ? &*momentum : nullptr;
-  }
-  static double* value_of(double& momentum) { return &momentum; }
-
-  std::vector<Entry> entries_;
+  std::vector<Norm> norms_;
 };
 
 /// The running statistics in `root`: the tensors themselves.
 inline std::vector<at::Tensor> running_statistics(const std::shared_ptr<torch::nn::Module>& root) {
   std::vector<at::Tensor> statistics;
-  for_each_norm(root, [&](const auto& norm) {
-    const std::array<at::Tensor, 3> all{norm->running_mean, norm->running_var,
-                                        norm->num_batches_tracked};
-    for (const auto& tensor : all) {
-      if (tensor.defined()) {
-        statistics.push_back(tensor);
+  for (const auto& norm : norms_in(root)) {
+    for (const auto* tensor : norm.statistics) {
+      if (tensor->defined()) {
+        statistics.push_back(*tensor);
       }
     }
-  });
+  }
   return statistics;
 }
 
