@@ -360,7 +360,7 @@ class GradScaler {
     const at::NoGradGuard no_grad;
     if (!options_.enabled()) {
       const auto device = target.parameters.empty() ? c10::Device(c10::kCPU)
-                                                    : target.parameters[0].parameter.device();
+                                                    : target.parameters[0].parameter->device();
       const auto number = at::TensorOptions(device).dtype(at::kFloat);
       detail::step_parameters(target, own_step, at::ones({}, number), at::zeros({}, number));
       return StepResult::kStepped;

@@ -59,8 +59,8 @@ TEST_F(GradScalerCuda, UnscalesBFloat16AsTheCpuDoes) {
     const auto inverse = torch::full({}, 1.0 / 3.0);
     const auto on_cpu = gradient.clone();
     const auto on_cuda = gradient.to(torch::kCUDA);
-    tidemark::detail::check_and_unscale_all({on_cpu}, inverse);
-    tidemark::detail::check_and_unscale_all({on_cuda}, inverse.to(torch::kCUDA));
+    tidemark::detail::check_and_unscale_all({&on_cpu}, inverse);
+    tidemark::detail::check_and_unscale_all({&on_cuda}, inverse.to(torch::kCUDA));
     EXPECT_TRUE(on_cuda.cpu().equal(on_cpu));
   }
 }

@@ -62,7 +62,7 @@ class LossWeights {
 /// The tensors without those that are undefined or were there before.
 inline std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result;
-  std::unordered_set<const c10::TensorImpl*> seen;
+  std::unordered_set<at::TensorImpl*> seen;
   for (const auto& tensor : tensors) {
     if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
       result.push_back(tensor);

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
-#include <c10/core/TensorImpl.h>
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 #include <torch/ordered_dict.h>
@@ -14,7 +13,6 @@
 #include <cstdint>
 #include <ostream>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace tidemark {
@@ -42,25 +40,31 @@ namespace tidemark::detail {
 
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
+/// Empty if it has none.
+inline std::string name_of(const at::Tensor& parameter, const NamedTensors& names) {
+  for (const auto& item : names) {
+    if (item.value().is_same(parameter)) {
+      return item.key();
+    }
+  }
+  return {};
+}
+
 /// Waits for the device once per gradient.
 inline std::vector<NonfiniteGrad> nonfinite_grads(const StepTarget& target,
                                                   const NamedTensors& names) {
   const at::NoGradGuard no_grad;
-  std::unordered_map<const c10::TensorImpl*, std::string> name_of;
-  for (const auto& item : names) {
-    name_of.emplace(item.value().unsafeGetTensorImpl(), item.key());
-  }
   std::vector<NonfiniteGrad> found;
   for (const auto& listed : target.parameters) {
-    auto gradient = listed.parameter.grad();
+    auto gradient = *listed.gradient;
     if (gradient.is_sparse()) {
       gradient = gradient.coalesce();
     }
     const auto values = gradient.is_sparse() ? gradient._values() : gradient;
     const auto nonfinite = at::isfinite(values).logical_not().sum().item<int64_t>();
     if (nonfinite != 0) {
-      found.push_back({name_of[listed.parameter.unsafeGetTensorImpl()], listed.group, listed.index,
-                       listed.parameter.sizes().vec(), nonfinite});
+      found.push_back({name_of(*listed.parameter, names), listed.group, listed.index,
+                       listed.parameter->sizes().vec(), nonfinite});
     }
   }
   return found;

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
+#include <tidemark/detail/unscale.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
@@ -19,19 +20,21 @@
 
 namespace tidemark::detail {
 
-/// A parameter and its place.
+/// A parameter with a gradient, and its place.
 struct ListedParameter {
-  at::Tensor parameter;
+  const at::Tensor* parameter;
+  at::Tensor* gradient;
   size_t group;
   size_t index;
 
   friend std::ostream& operator<<(std::ostream& out, const ListedParameter& listed) {
     return out << "parameter " << listed.index << " of group " << listed.group << ", of shape "
-               << listed.parameter.sizes();
+               << listed.parameter->sizes();
   }
 };
 
-/// The parameters of an optimizer, or a list of them, as they are at this moment.
+/// The parameters of an optimizer, or a list of them, as they are at this moment. Refers to them,
+/// which holds until user code runs: a step may replace them.
 struct StepTarget {
   explicit StepTarget(const torch::optim::Optimizer& optimizer)
       : key{&optimizer}, name(c10::demangle(typeid(optimizer).name())) {
@@ -58,8 +61,9 @@ struct StepTarget {
   void list(at::TensorList tensors, size_t group) {
     parameters.reserve(parameters.size() + tensors.size());
     for (size_t index = 0; index < tensors.size(); ++index) {
-      if (tensors[index].defined() && tensors[index].grad().defined()) {
-        parameters.push_back({tensors[index], group, index});
+      const auto& parameter = tensors[index];
+      if (parameter.defined() && parameter.grad().defined()) {
+        parameters.push_back({&parameter, &parameter.mutable_grad(), group, index});
       }
     }
   }
@@ -78,15 +82,15 @@ inline StepTarget steppable(const torch::optim::Optimizer& optimizer) {
 
 /// The gradients of a target, one as often as it is listed. Sparse ones are coalesced, and the
 /// parameters given the result, for a sum of duplicates may be inf where its terms are not.
-inline std::vector<at::Tensor> gradients_of(const StepTarget& target) {
-  std::vector<at::Tensor> gradients;
+inline GradientRefs gradients_of(const StepTarget& target) {
+  GradientRefs gradients;
   gradients.reserve(target.parameters.size());
   for (const auto& listed : target.parameters) {
-    auto& gradient = listed.parameter.mutable_grad();
+    auto& gradient = *listed.gradient;
     if (gradient.is_sparse() && !gradient.is_coalesced()) {
       gradient = gradient.coalesce();
     }
-    gradients.push_back(gradient);
+    gradients.push_back(&gradient);
   }
   return gradients;
 }

@@ -23,6 +23,9 @@
 
 namespace tidemark::detail {
 
+/// Gradients in the parameters that have them.
+using GradientRefs = std::vector<const at::Tensor*>;
+
 /// `tensor` on `device`, without waiting where that is safe: a copy to the CPU is read at once.
 inline at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
@@ -54,8 +57,8 @@ inline at::Tensor broadcast_like(const at::Tensor& number, const at::Tensor& ten
 
 /// The real, strided tensor with the memory of a gradient's values.
 inline at::Tensor values_of(const at::Tensor& gradient) {
-  const auto values = gradient.is_sparse() ? gradient._values() : gradient;
-  return values.is_complex() ? at::view_as_real(values) : values;
+  auto values = gradient.is_sparse() ? gradient._values() : gradient;
+  return values.is_complex() ? at::view_as_real(values) : std::move(values);
 }
 
 /// Sets `found_inf` to 1 where a gradient is not finite.
@@ -86,6 +89,10 @@ struct GradientBucket {
   at::Tensor inv_scale;
   at::Tensor found_inf;
 
+  [[nodiscard]] bool takes(const at::Tensor& more) const {
+    return device == more.device() && dtype == more.scalar_type();
+  }
+
   // The CUDA kernel of _amp_foreach_non_finite_check_and_unscale_ has no bfloat16 (pytorch#127176).
   [[nodiscard]] bool by_parts() const { return dtype == at::kBFloat16 && !device.is_cpu(); }
 
@@ -111,20 +118,20 @@ struct GradientBucket {
 
 /// Multiplies the values of gradients of any kind by `inv_scale`, all of them or, if memory runs
 /// out, none. Returns a number on its device that is 0 where all were finite.
-inline at::Tensor check_and_unscale_all(const std::vector<at::Tensor>& gradients,
+inline at::Tensor check_and_unscale_all(const GradientRefs& gradients,
                                         const at::Tensor& inv_scale) {
   std::vector<GradientBucket> buckets;
-  for (const auto& gradient : gradients) {
-    auto values = values_of(gradient);
-    const auto fits = [&](const GradientBucket& bucket) {
-      return bucket.device == values.device() && bucket.dtype == values.scalar_type();
-    };
-    auto bucket = std::find_if(buckets.begin(), buckets.end(), fits);
-    if (bucket == buckets.end()) {
-      bucket = buckets.insert(bucket, {values.device(), values.scalar_type(), {}, {}, {}});
-      bucket->values.reserve(gradients.size());
+  for (const auto* gradient : gradients) {
+    auto values = values_of(*gradient);
+    size_t i = 0;
+    while (i < buckets.size() && !buckets[i].takes(values)) {
+      ++i;
     }
-    bucket->values.push_back(std::move(values));
+    if (i == buckets.size()) {
+      buckets.push_back({values.device(), values.scalar_type(), {}, {}, {}});
+      buckets.back().values.reserve(gradients.size());
+    }
+    buckets[i].values.push_back(std::move(values));
   }
   DeviceCopies inverses(inv_scale);
   for (auto& bucket : buckets) {
@@ -143,13 +150,34 @@ inline at::Tensor check_and_unscale_all(const std::vector<at::Tensor>& gradients
 }
 
 /// Sorts gradients by address, and leaves each once.
-inline void sort_by_address(std::vector<at::Tensor>& gradients) {
-  std::sort(gradients.begin(), gradients.end(), [](const at::Tensor& a, const at::Tensor& b) {
-    return std::less<>()(a.unsafeGetTensorImpl(), b.unsafeGetTensorImpl());
+inline void sort_by_address(GradientRefs& gradients) {
+  std::sort(gradients.begin(), gradients.end(), [](const at::Tensor* a, const at::Tensor* b) {
+    return std::less<>()(a->unsafeGetTensorImpl(), b->unsafeGetTensorImpl());
   });
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+  const auto same = [](const at::Tensor* a, const at::Tensor* b) { return a->is_same(*b); };
   gradients.erase(std::unique(gradients.begin(), gradients.end(), same), gradients.end());
 }
+
+/// A gradient, or none, at a version. Does not keep it alive, but no other tensor gets its address.
+class GradientVersion {
+ public:
+  explicit GradientVersion(const at::Tensor& gradient = {})
+      : tensor_(gradient.getIntrusivePtr()), version_(version_of(gradient)) {}
+
+  [[nodiscard]] const c10::TensorImpl* address() const { return tensor_._unsafe_get_target(); }
+
+  [[nodiscard]] bool is_current(const at::Tensor& gradient) const {
+    return address() == gradient.unsafeGetTensorImpl() && version_ == version_of(gradient);
+  }
+
+ private:
+  static int64_t version_of(const at::Tensor& gradient) {
+    return gradient.defined() ? gradient._version() : 0;
+  }
+
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;
+  int64_t version_;
+};
 
 /// The gradients that were unscaled since the last update, so that none is unscaled twice. Keeps
 /// none of them alive. Sorted by address: a step has thousands of them, and hashing each would cost
@@ -158,29 +186,35 @@ class UnscaledGradients {
  public:
   [[nodiscard]] bool contains(const at::Tensor& gradient) const {
     const auto at = place_of(gradient);
-    return at != entries_.end() && at->gradient() == gradient.unsafeGetTensorImpl();
+    return at != entries_.end() && at->address() == gradient.unsafeGetTensorImpl();
   }
 
   /// Whether a gradient that it contains was written to since.
   [[nodiscard]] bool changed(const at::Tensor& gradient) const {
-    return place_of(gradient)->version != gradient._version();
+    return !place_of(gradient)->is_current(gradient);
   }
 
   /// Notes that a gradient which it contains is unscaled as it is now.
   void refresh(const at::Tensor& gradient) {
     const auto at = place_of(gradient) - entries_.cbegin();
-    entries_[static_cast<size_t>(at)].version = gradient._version();
+    entries_[static_cast<size_t>(at)] = GradientVersion(gradient);
   }
 
   /// Adds gradients that it doesn't contain, sorted by sort_by_address().
-  void insert(at::TensorList gradients) {
-    const auto before = static_cast<std::ptrdiff_t>(entries_.size());
-    for (const auto& gradient : gradients) {
-      entries_.push_back({WeakTensor(gradient.getIntrusivePtr()), gradient._version()});
+  void insert(const GradientRefs& gradients) {
+    size_t old = entries_.size();
+    size_t added = gradients.size();
+    entries_.resize(old + added);
+    while (added > 0) {  // from the back, so that each entry moves at most once
+      const auto& gradient = *gradients[added - 1];
+      if (old > 0 && is_before(gradient, entries_[old - 1])) {
+        entries_[old + added - 1] = std::move(entries_[old - 1]);
+        --old;
+      } else {
+        entries_[old + added - 1] = GradientVersion(gradient);
+        --added;
+      }
     }
-    std::inplace_merge(
-        entries_.begin(), entries_.begin() + before, entries_.end(),
-        [](const Entry& a, const Entry& b) { return std::less<>()(a.gradient(), b.gradient()); });
   }
 
   void reserve(size_t more) { entries_.reserve(entries_.size() + more); }
@@ -188,23 +222,20 @@ class UnscaledGradients {
   void clear() { entries_.clear(); }
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct Entry {
-    [[nodiscard]] const c10::TensorImpl* gradient() const { return tensor._unsafe_get_target(); }
-
-    WeakTensor tensor;  // so that no other tensor gets the address
-    int64_t version;
-  };
+  static bool is_before(const at::Tensor& gradient, const GradientVersion& entry) {
+    return std::less<>()(gradient.unsafeGetTensorImpl(), entry.address());
+  }
 
   // That of a gradient, or of the one behind the place where it would be.
-  [[nodiscard]] std::vector<Entry>::const_iterator place_of(const at::Tensor& gradient) const {
+  [[nodiscard]] std::vector<GradientVersion>::const_iterator place_of(
+      const at::Tensor& gradient) const {
     return std::lower_bound(entries_.begin(), entries_.end(), gradient.unsafeGetTensorImpl(),
-                            [](const Entry& entry, const c10::TensorImpl* address) {
-                              return std::less<>()(entry.gradient(), address);
+                            [](const GradientVersion& entry, const c10::TensorImpl* address) {
+                              return std::less<>()(entry.address(), address);
                             });
   }
 
-  std::vector<Entry> entries_;
+  std::vector<GradientVersion> entries_;
 };
 
 }  // namespace tidemark::detail

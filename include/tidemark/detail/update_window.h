@@ -12,10 +12,8 @@
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 
-#include <algorithm>
 #include <exception>
 #include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,7 +52,7 @@ inline std::string half_way(const StepTarget& target) {
 inline void step_parameters(const StepTarget& target, const OwnStep& own_step,
                             const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   for (const auto& listed : target.parameters) {
-    listed.parameter.unsafeGetTensorImpl()->bump_version();
+    listed.parameter->unsafeGetTensorImpl()->bump_version();
   }
   std::string out_of_memory;
   try {
@@ -86,9 +84,10 @@ class UpdateWindow {
     check_dtype(gradient, "a gradient");
     TORCH_CHECK(!unscaled_.contains(gradient), "tidemark: GradScaler: the gradient of shape ",
                 gradient.sizes(), " was already unscaled since the last update().");
+    const GradientRefs gradients{&gradient};
     unscaled_.reserve(1);
-    check_and_unscale_all({gradient}, scale.inverse());
-    unscaled_.insert(gradient);
+    check_and_unscale_all(gradients, scale.inverse());
+    unscaled_.insert(gradients);
   }
 
   void unscale(const StepTarget& target, const LossScale& scale) {
@@ -100,7 +99,7 @@ class UpdateWindow {
                 "tidemark: GradScaler: unscale_() was already called for this ", target.name,
                 " since the last update(). Call it once, after the last backward() of "
                 "the gradients that accumulate.");
-    records_[target.key] = unscaled(target, scale);
+    keep(unscaled(target, scale));
   }
 
   StepResult step(const StepTarget& target, const OwnStep& own_step, Takes takes,
@@ -115,7 +114,8 @@ class UpdateWindow {
       record = checked(target, scale);
     } else {
       if (record.stage == Stage::kReady) {
-        record = records_[target.key] = unscaled(target, scale);
+        record = unscaled(target, scale);
+        keep(record);
       }
       grad_scale = scale.one();
     }
@@ -127,7 +127,7 @@ class UpdateWindow {
       record.result = finite ? StepResult::kStepped : StepResult::kSkipped;
     }
     record.stage = Stage::kStepped;
-    records_[target.key] = record;
+    keep(record);
     return record.result;
   }
 
@@ -136,16 +136,19 @@ class UpdateWindow {
 
   /// Whether a step ended so.
   [[nodiscard]] bool had(StepResult result) const {
-    return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
-      return entry.second.stage == Stage::kStepped && entry.second.result == result;
-    });
+    for (const auto& record : records_) {
+      if (record.stage == Stage::kStepped && record.result == result) {
+        return true;
+      }
+    }
+    return false;
   }
 
   /// Not 0 if some gradient of a target was not finite; undefined if no target had a gradient.
   /// Allocates nothing: after the last step nothing must fail any more.
   [[nodiscard]] at::Tensor found_inf() {
     at::Tensor sum;
-    for (auto& [key, record] : records_) {
+    for (const auto& record : records_) {
       if (record.found_inf.defined()) {
         sum = sum.defined() ? sum.add_(record.found_inf) : record.found_inf;
       }
@@ -162,25 +165,43 @@ class UpdateWindow {
   enum class Stage { kReady, kUnscaled, kStepped };
 
   struct Record {
+    std::vector<const void*> key;  // of the target
     Stage stage = Stage::kReady;
     at::Tensor found_inf;  // on the device of the scale; undefined where there was no gradient
     StepResult result = StepResult::kNoGrads;
   };
 
   [[nodiscard]] Record record_of(const StepTarget& target) const {
-    const auto found = records_.find(target.key);
-    return found == records_.end() ? Record() : found->second;
+    for (const auto& record : records_) {
+      if (record.key == target.key) {
+        return record;
+      }
+    }
+    return {target.key};
+  }
+
+  void keep(const Record& record) {
+    for (auto& kept : records_) {
+      if (kept.key == record.key) {
+        kept = record;
+        return;
+      }
+    }
+    records_.push_back(record);
   }
 
   [[nodiscard]] bool none_unscaled(const StepTarget& target) const {
-    return std::none_of(
-        target.parameters.begin(), target.parameters.end(),
-        [&](const auto& listed) { return unscaled_.contains(listed.parameter.grad()); });
+    for (const auto& listed : target.parameters) {
+      if (unscaled_.contains(*listed.gradient)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // Looks through the gradients, without a change.
   static Record checked(const StepTarget& target, const LossScale& scale) {
-    Record record;
+    Record record{target.key};
     if (!target.parameters.empty()) {
       record.found_inf = check_and_unscale_all(gradients_of(target), scale.one());
     }
@@ -189,25 +210,24 @@ class UpdateWindow {
 
   Record unscaled(const StepTarget& target, const LossScale& scale) {
     for (const auto& listed : target.parameters) {
-      check_dtype(listed.parameter.grad(), listed);
+      check_dtype(*listed.gradient, listed);
     }
-    Record record;
-    record.stage = Stage::kUnscaled;
-    std::vector<at::Tensor> scaled;
-    std::vector<at::Tensor> known;  // and unscaled, as they belong to another target, too
+    Record record{target.key, Stage::kUnscaled};
+    GradientRefs scaled;
+    GradientRefs known;  // and unscaled, as they belong to another target, too
     auto gradients = gradients_of(target);
     sort_by_address(gradients);
     scaled.reserve(gradients.size());
     unscaled_.reserve(gradients.size());
-    for (auto& gradient : gradients) {
-      const bool is_known = unscaled_.contains(gradient);
-      TORCH_CHECK(!is_known || !unscaled_.changed(gradient),
-                  "tidemark: GradScaler: a gradient of shape ", gradient.sizes(), " of this ",
+    for (const auto* gradient : gradients) {
+      const bool is_known = unscaled_.contains(*gradient);
+      TORCH_CHECK(!is_known || !unscaled_.changed(*gradient),
+                  "tidemark: GradScaler: a gradient of shape ", gradient->sizes(), " of this ",
                   target.name,
                   " was unscaled before in this update, as another optimizer has it, too, and was "
                   "written to since: no telling whether it is scaled now. Call unscale_() for all "
                   "optimizers before that write, or update() between their backward passes.");
-      (is_known ? known : scaled).push_back(std::move(gradient));
+      (is_known ? known : scaled).push_back(gradient);
     }
     // Those to unscale last: all that may run out of memory comes before.
     if (!known.empty()) {
@@ -218,8 +238,8 @@ class UpdateWindow {
       record.found_inf = known.empty() ? found_inf : record.found_inf.add_(found_inf);
     }
     unscaled_.insert(scaled);
-    for (const auto& gradient : known) {
-      unscaled_.refresh(gradient);
+    for (const auto* gradient : known) {
+      unscaled_.refresh(*gradient);
     }
     return record;
   }
@@ -235,7 +255,7 @@ class UpdateWindow {
   }
 
   bool allow_half_;
-  std::map<std::vector<const void*>, Record> records_;
+  std::vector<Record> records_;  // one per optimizer: a handful
   UnscaledGradients unscaled_;
 };
 

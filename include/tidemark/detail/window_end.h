@@ -125,12 +125,12 @@ class WindowEnd {
       targets.emplace_back(window_.parameters);
     }
     std::vector<std::vector<at::Tensor>> groups;
-    std::unordered_set<const c10::TensorImpl*> seen;
+    std::unordered_set<at::TensorImpl*> seen;
     for (const auto& target : targets) {
       auto& group = groups.emplace_back();
-      for (const auto& gradient : gradients_of(target)) {
-        if (seen.insert(gradient.unsafeGetTensorImpl()).second) {
-          group.push_back(values_of(gradient));
+      for (const auto* gradient : gradients_of(target)) {
+        if (seen.insert(gradient->unsafeGetTensorImpl()).second) {
+          group.push_back(values_of(*gradient));
         }
       }
     }
