@@ -9,14 +9,9 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/UndefinedTensorImpl.h>
-#include <c10/util/intrusive_ptr.h>
 #include <tidemark/detail/unscale.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -136,38 +131,24 @@ class GradRecord {
   GradRecord() = default;
   explicit GradRecord(const std::vector<at::Tensor>& parameters) {
     for (const auto& parameter : parameters) {
-      entries_.emplace_back(parameter);
+      parameters_.push_back(parameter.unsafeGetTensorImpl());
+      gradients_.emplace_back(parameter.grad());
     }
   }
 
   /// Whether these are the parameters, with the gradients as they were.
   [[nodiscard]] bool holds(const std::vector<at::Tensor>& parameters) const {
-    return std::equal(
-        entries_.begin(), entries_.end(), parameters.begin(), parameters.end(),
-        [](const Entry& entry, const at::Tensor& parameter) { return entry.is(parameter); });
+    bool same = parameters.size() == parameters_.size();
+    for (size_t i = 0; same && i < parameters.size(); ++i) {
+      same = parameters[i].unsafeGetTensorImpl() == parameters_[i] &&
+             gradients_[i].is_current(parameters[i].grad());
+    }
+    return same;
   }
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-  struct Entry {
-    explicit Entry(const at::Tensor& parameter)
-        : parameter(parameter.unsafeGetTensorImpl()),
-          gradient(parameter.grad().getIntrusivePtr()),
-          version(parameter.grad().defined() ? parameter.grad()._version() : 0) {}
-
-    [[nodiscard]] bool is(const at::Tensor& now) const {
-      return now.unsafeGetTensorImpl() == parameter &&
-             now.grad().unsafeGetTensorImpl() == gradient._unsafe_get_target() &&
-             (!now.grad().defined() || now.grad()._version() == version);
-    }
-
-    const c10::TensorImpl* parameter;
-    WeakTensor gradient;  // so that no other tensor gets the address
-    int64_t version;
-  };
-
-  std::vector<Entry> entries_;
+  std::vector<const void*> parameters_;
+  std::vector<GradientVersion> gradients_;
 };
 
 }  // namespace tidemark::detail

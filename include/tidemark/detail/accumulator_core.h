@@ -66,11 +66,11 @@ class AccumulatorCore {
   [[nodiscard]] int64_t dropped() const { return dropped_; }
 
   [[nodiscard]] const WindowOutcome& last() const {
-    TORCH_CHECK(last_.has_value(),
+    TORCH_CHECK(!last_.results.empty(),
                 "tidemark: GradAccumulator: no window has ended yet, or none "
                 "since load(). Ask after backward() returned true, after flush(), or in "
                 "after_step().");
-    return *last_;
+    return last_;
   }
 
   /// For windows of so many micro-batches.
@@ -125,7 +125,7 @@ class AccumulatorCore {
   /// To be called behind end_window(), when nothing will be undone any more.
   void after_step() const {
     if (options_.after_step() != nullptr) {
-      options_.after_step()(last_->result());
+      options_.after_step()(last_.result());
     }
   }
 
@@ -188,7 +188,7 @@ class AccumulatorCore {
     }
     windows_ = state.windows;
     dropped_ = state.dropped;
-    last_.reset();
+    last_ = {};
   }
 
  private:
@@ -260,7 +260,7 @@ class AccumulatorCore {
   GradScaler* scaler_ = nullptr;  // if enabled
   std::optional<CorrectedMomenta> momenta_;
   AccumulationWindow window_;
-  std::optional<WindowOutcome> last_;
+  WindowOutcome last_;  // without results until a window ends
   int64_t windows_ = 0;
   int64_t dropped_ = 0;
 };

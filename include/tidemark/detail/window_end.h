@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace tidemark::detail {
@@ -117,22 +118,22 @@ class WindowEnd {
 
   // The values of the gradients of each optimizer, each gradient once.
   [[nodiscard]] std::vector<std::vector<at::Tensor>> gradient_groups() const {
-    std::vector<StepTarget> targets;
-    for (const auto* optimizer : optimizers_) {
-      targets.emplace_back(*optimizer);
-    }
-    if (optimizers_.empty()) {
-      targets.emplace_back(window_.parameters);
-    }
     std::vector<std::vector<at::Tensor>> groups;
     std::unordered_set<at::TensorImpl*> seen;
-    for (const auto& target : targets) {
-      auto& group = groups.emplace_back();
+    const auto add = [&](const StepTarget& target) {
+      std::vector<at::Tensor> group;
       for (const auto* gradient : gradients_of(target)) {
         if (seen.insert(gradient->unsafeGetTensorImpl()).second) {
           group.push_back(values_of(*gradient));
         }
       }
+      groups.push_back(std::move(group));
+    };
+    for (const auto* optimizer : optimizers_) {
+      add(StepTarget(*optimizer));
+    }
+    if (optimizers_.empty()) {
+      add(StepTarget(window_.parameters));
     }
     return groups;
   }
