@@ -137,6 +137,26 @@ TEST(GradScalerUnscale, UnscalesNewGradientsOfASharedParameterInTheSameUpdate) {
   EXPECT_EQ(value(shared), -2);
 }
 
+TEST(GradScalerUnscale, KnowsEachOfManySharedGradientsInWhateverOrderTheyWereUnscaled) {
+  GradScaler scaler(GradScalerOptions().init_scale(8));
+  std::vector<Tensor> all;
+  std::vector<std::vector<Tensor>> groups(3);
+  for (int i = 0; i < 30; ++i) {
+    all.push_back(weight(1));
+    groups[i % 3].push_back(all.back());
+    backward(scaler, all.back(), i);
+  }
+  for (const auto& group : {groups[1], groups[2], groups[0]}) {
+    scaler.unscale_(group);
+  }
+  SGD sgd(all, 0.5);
+  EXPECT_EQ(scaler.step(sgd), StepResult::kStepped);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_EQ(grad_value(all[i]), i);
+    EXPECT_EQ(value(all[i]), 1 - 0.5 * i);
+  }
+}
+
 TEST(GradScalerUnscale, RefusesASharedGradientThatWasWrittenToAfterItWasUnscaled) {
   GradScaler scaler(GradScalerOptions().init_scale(8));
   const auto shared = weight(1);

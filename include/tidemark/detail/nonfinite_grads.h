@@ -40,7 +40,7 @@ namespace tidemark::detail {
 
 using NamedTensors = torch::OrderedDict<std::string, at::Tensor>;
 
-/// Empty if it has none.
+/// Empty where it has none.
 inline std::string name_of(const at::Tensor& parameter, const NamedTensors& names) {
   for (const auto& item : names) {
     if (item.value().is_same(parameter)) {

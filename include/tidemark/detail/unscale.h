@@ -23,7 +23,7 @@
 
 namespace tidemark::detail {
 
-/// Gradients in the parameters that have them.
+/// Refers to gradients where their parameters keep them.
 using GradientRefs = std::vector<const at::Tensor*>;
 
 /// `tensor` on `device`, without waiting where that is safe: a copy to the CPU is read at once.

@@ -15,7 +15,6 @@
 #include <exception>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace tidemark {
@@ -166,7 +165,7 @@ class UpdateWindow {
 
   struct Record {
     std::vector<const void*> key;  // of the target
-    Stage stage = Stage::kReady;
+    Stage stage;
     at::Tensor found_inf;  // on the device of the scale; undefined where there was no gradient
     StepResult result = StepResult::kNoGrads;
   };
@@ -177,7 +176,7 @@ class UpdateWindow {
         return record;
       }
     }
-    return {target.key};
+    return {target.key, Stage::kReady, {}};
   }
 
   void keep(const Record& record) {
@@ -201,7 +200,7 @@ class UpdateWindow {
 
   // Looks through the gradients, without a change.
   static Record checked(const StepTarget& target, const LossScale& scale) {
-    Record record{target.key};
+    Record record{target.key, Stage::kReady, {}};
     if (!target.parameters.empty()) {
       record.found_inf = check_and_unscale_all(gradients_of(target), scale.one());
     }
@@ -212,7 +211,7 @@ class UpdateWindow {
     for (const auto& listed : target.parameters) {
       check_dtype(*listed.gradient, listed);
     }
-    Record record{target.key, Stage::kUnscaled};
+    Record record{target.key, Stage::kUnscaled, {}};
     GradientRefs scaled;
     GradientRefs known;  // and unscaled, as they belong to another target, too
     auto gradients = gradients_of(target);
@@ -255,7 +254,7 @@ class UpdateWindow {
   }
 
   bool allow_half_;
-  std::vector<Record> records_;  // one per optimizer: a handful
+  std::vector<Record> records_;  // one per target: a handful
   UnscaledGradients unscaled_;
 };
 
