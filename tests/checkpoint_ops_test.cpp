@@ -322,6 +322,21 @@ struct ReachesALeafOfItsOwn : torch::autograd::Function<ReachesALeafOfItsOwn> {
   }
 };
 
+/// x times the slope of exp there, by a backward inside; in ranges that a profiler shows.
+Tensor in_ranges(const Tensor& x) {
+  RECORD_USER_SCOPE("my block");
+  const auto slope = [](const Tensor& at) {
+    RECORD_FUNCTION("my range", std::vector<c10::IValue>({at}));
+    const Tensor inner = at.detach().requires_grad_();
+    return torch::autograd::grad({inner.exp().sum()}, {inner})[0];
+  };
+  return x * slope(x);
+}
+
+TEST(CheckpointOps, RangesOfTheUsersAndNodesOfAnInnerBackwardAreNoOps) {
+  expect_op_equal_to_plain("in ranges", torch::rand({4}), in_ranges);
+}
+
 TEST(CheckpointOps, ADoubleBackwardReachesALeafThatAFunctionMadeAndSaved) {
   expect_equal_to_plain([](auto& region, auto& record) {
     std::vector<Tensor> leaves;

@@ -22,6 +22,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -143,9 +144,20 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     std::vector<at::Tensor> arguments;
     const auto add = [&](const at::Tensor& tensor) { arguments.push_back(tensor); };
     (detail::for_each_tensor(inputs, add), ...);
-    return detail::undone_if_out_of_memory(options_.checkpoint(), std::move(arguments), [&] {
-      return run_pieces<Result>(std::move(inputs)...);
-    });
+    torch::nn::AnyValue value =
+        detail::undone_if_out_of_memory(options_.checkpoint(), std::move(arguments), [&] {
+          if constexpr ((sizeof...(Inputs) == 1) && (std::is_same_v<Inputs, at::Tensor> && ...)) {
+            return run_pieces(Value(std::move(inputs)...));
+          } else {
+            return run_pieces(std::move(inputs)...);
+          }
+        });
+    auto* result = value.try_get<Result>();
+    TORCH_CHECK(
+        result != nullptr, "tidemark: the last module of a CheckpointedSequential returned ",
+        c10::demangle(value.type_info().name()), ", but ", c10::demangle(typeid(Result).name()),
+        " was asked for. Name the type: run<Type>(inputs...).");
+    return std::move(*result);
   }
 
   /// The index behind the last module of each segment, as asked for by the options. Cuts before
@@ -185,7 +197,8 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   /// A deep copy, with the names, options and training mode of this one.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<c10::Device>& device = std::nullopt) const override {
-    auto copy = std::make_shared<CheckpointedSequentialImpl>(options_);
+    const std::shared_ptr<CheckpointedSequentialImpl> copy(
+        new CheckpointedSequentialImpl(options_));
     const std::vector<std::string> names = named_children().keys();
     std::size_t index = 0;
     for (const torch::nn::AnyModule& module : *this) {
@@ -204,19 +217,22 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   // Thrown through the first region when its first module turns out to overwrite its input.
   struct OverwritesItsInput : detail::UndoForward {};
 
-  // A value between two modules that is no Tensor; a region keeps it whole.
-  class AnyInput {
-   public:
-    explicit AnyInput(torch::nn::AnyValue&& value) : value_(std::move(value)) {}
-    // From const: AnyValue's constructor from a non-const lvalue calls itself for ever.
-    AnyInput(const AnyInput& other) : value_(std::as_const(other.value_)) {}
-    AnyInput(AnyInput&&) = default;
-    AnyInput& operator=(AnyInput) = delete;
-    ~AnyInput() = default;
-    torch::nn::AnyValue take() { return std::move(value_); }
+  // What goes from one module to the next: a tensor, or a value that a region keeps whole.
+  struct Value {
+    explicit Value(at::Tensor value) : tensor(std::move(value)) {}
+    explicit Value(torch::nn::AnyValue value) {
+      if (auto* held = value.try_get<at::Tensor>()) {
+        tensor = std::move(*held);
+      } else {
+        other.emplace(std::move(value));
+      }
+    }
+    friend auto tidemark_tensors(Value& value) { return std::tie(value.tensor); }
 
-   private:
-    torch::nn::AnyValue value_;
+    at::Tensor tensor;
+    // Copied from const alone: AnyValue's constructor from a non-const lvalue calls itself for
+    // ever.
+    std::optional<torch::nn::AnyValue> other;
   };
 
   // Owns its modules, so that what a region re-runs is what it ran.
@@ -232,22 +248,21 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
       return rest(std::move(value));
     }
 
-    torch::nn::AnyValue operator()(at::Tensor input) {
-      if (clone_input) {
-        input = input.clone();
+    torch::nn::AnyValue operator()(Value input) {
+      if (input.other.has_value()) {
+        return rest(modules.front().any_forward(*std::move(input.other)));
       }
-      const detail::VersionCheck check(input);
-      torch::nn::AnyValue value = modules.front().any_forward(std::move(input));
+      if (clone_input) {
+        input.tensor = input.tensor.clone();
+      }
+      const detail::VersionCheck check(input.tensor);
+      torch::nn::AnyValue value = modules.front().any_forward(std::move(input.tensor));
       const bool wrote = check.writes_since() != 0;
       writers->saw(*modules.front().ptr(), wrote);
       if (wrote && is_first && clone_input) {
         throw OverwritesItsInput();
       }
       return rest(std::move(value));
-    }
-
-    torch::nn::AnyValue operator()(AnyInput input) {
-      return rest(modules.front().any_forward(input.take()));
     }
 
    private:
@@ -267,37 +282,28 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
     bool clone_input;
   };
 
-  template <class Result, class... Inputs>
-  Result run_pieces(Inputs... inputs) {
+  template <class... Inputs>
+  torch::nn::AnyValue run_pieces(Inputs... inputs) {
     // Remembered, since what is known of the modules may have grown when an outer region is re-run.
     std::vector<Piece> pieces = remember([&] { return cut(); });
     std::optional<torch::nn::AnyValue> value;
+    std::size_t next = 1;
     try {
       value.emplace(run_piece(pieces.front(), inputs...));
     } catch (const OverwritesItsInput&) {
       // Once more, plain: it has to write to the caller's tensor, not to a copy.
+      value.emplace(run_piece({0, 1, false, false}, std::move(inputs)...));
       if (pieces.front().end > 1) {
-        pieces.insert(pieces.begin(), pieces.front());
-        pieces[1].begin = 1;
-      }
-      pieces.front() = {0, 1, false, false};
-      value.emplace(run_piece(pieces.front(), std::move(inputs)...));
-    }
-    for (std::size_t i = 1; i < pieces.size(); ++i) {
-      if (auto* tensor = value->try_get<at::Tensor>()) {
-        at::Tensor input = std::move(*tensor);
-        value.reset();
-        value.emplace(run_piece(pieces[i], std::move(input)));
-      } else {
-        value.emplace(run_piece(pieces[i], AnyInput(std::move(*value))));
+        pieces.front().begin = 1;
+        next = 0;
       }
     }
-    auto* result = value->try_get<Result>();
-    TORCH_CHECK(
-        result != nullptr, "tidemark: the last module of a CheckpointedSequential returned ",
-        c10::demangle(value->type_info().name()), ", but ", c10::demangle(typeid(Result).name()),
-        " was asked for. Name the type: run<Type>(inputs...).");
-    return std::move(*result);
+    for (std::size_t i = next; i < pieces.size(); ++i) {
+      Value input(std::move(*value));
+      value.reset();
+      value.emplace(run_piece(pieces[i], std::move(input)));
+    }
+    return std::move(*value);
   }
 
   // The segments, but none begins with a module that is known to overwrite its input. One that has
@@ -375,7 +381,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   }
 
   CheckpointedSequentialOptions options_;
-  std::shared_ptr<detail::InputWriters> writers_ = std::make_shared<detail::InputWriters>();
+  std::shared_ptr<detail::InputWriters> writers_{new detail::InputWriters};
 };
 
 /// A holder of CheckpointedSequentialImpl, to be declared where a torch::nn::Sequential was.

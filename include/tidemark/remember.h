@@ -5,13 +5,12 @@
 
 #include <c10/util/Exception.h>
 #include <tidemark/detail/op_pause.h>
-#include <tidemark/detail/region_rng.h>
 #include <tidemark/detail/region_run.h>
+#include <tidemark/detail/rng_state.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <tidemark/detail/tensor_tree.h>
 
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -43,16 +42,10 @@ class PlainSaves final : public HookMaker {
 template <class T>
 class RememberedValue final : public Remembered {
  public:
-  RememberedValue(T value, const RegionRng::Start& before)
+  RememberedValue(T value, const DefaultRngState& before)
       : Remembered(typeid(T)), value_(std::move(value)) {
-    const RegionRng::Start now;
-    if (now.cpu != before.cpu) {
-      cpu_.emplace(now.cpu);
-      drew = true;
-    }
-    if (now.devices != before.devices) {
-      devices_.emplace(now.devices);
-    }
+    drew = after_.cpu != before.cpu;
+    drew_on_devices_ = after_.devices != before.devices;
     for_each_tensor(value_, [&](at::Tensor& tensor) {
       requires_grad_.push_back(tensor.defined() && tensor.requires_grad());
       if (tensor.defined()) {
@@ -63,11 +56,11 @@ class RememberedValue final : public Remembered {
 
   /// The result once more; `redraws` moves the generators on as computing it did.
   [[nodiscard]] T replay(bool redraws) const {
-    if (redraws && cpu_.has_value()) {
-      cpu_->restore();
+    if (redraws && drew) {
+      after_.cpu.restore();
     }
-    if (redraws && devices_.has_value()) {
-      devices_->restore();
+    if (redraws && drew_on_devices_) {
+      after_.devices.restore();
     }
     T value = value_;
     auto requires_grad = requires_grad_.begin();
@@ -83,8 +76,8 @@ class RememberedValue final : public Remembered {
  private:
   T value_;
   std::vector<bool> requires_grad_;
-  std::optional<CpuRngState> cpu_;
-  std::optional<DeviceRngState> devices_;
+  DefaultRngState after_;
+  bool drew_on_devices_ = false;
 };
 
 }  // namespace detail
@@ -126,14 +119,15 @@ auto remember(Fn&& fn) {
   if (forwards.empty()) {
     return static_cast<Result>(std::forward<Fn>(fn)());
   }
-  const detail::RegionRng::Start before;
+  const detail::DefaultRngState before;
   Result result = [&]() -> Result {
     const detail::RegionRun::Outside outside;
     detail::PlainSaves plain;
     const detail::SavedTensorHooksScope scope(plain);
     return std::forward<Fn>(fn)();
   }();
-  const auto value = std::make_shared<const detail::RememberedValue<Result>>(result, before);
+  const std::shared_ptr<const detail::Remembered> value(
+      new detail::RememberedValue<Result>(result, before));  // compiles faster than make_shared
   for (detail::RegionRun* forward : forwards) {
     forward->add(value);
   }

@@ -1,7 +1,8 @@
 /// \file
-/// What training uses of tidemark. Not here are what explains a training, which takes the compiler
-/// longer (diagnostics.h); the googletest helpers, which need googletest (tidemark/gtest/); and
-/// memory/cuda_block_events.h, which needs CUDA.
+/// What training uses of tidemark. Apart from it, since only a source or two of a program need them
+/// and they take the compiler longer, are what measures memory (memory.h) and what explains a
+/// training (diagnostics.h); and, for what they need, the googletest helpers (tidemark/gtest/) and
+/// memory/cuda_block_events.h.
 #pragma once
 
 /// \namespace tidemark
@@ -27,12 +28,6 @@
 #include <tidemark/grad_accumulator_options.h>
 #include <tidemark/grad_scaler.h>
 #include <tidemark/grad_scaler_options.h>
-#include <tidemark/memory/bytes.h>
-#include <tidemark/memory/empty_cache.h>
-#include <tidemark/memory/held_bytes_scope.h>
-#include <tidemark/memory/measure.h>
-#include <tidemark/memory/memory_scope.h>
-#include <tidemark/memory/memory_stats.h>
 #include <tidemark/nonfinite.h>
 #include <tidemark/remember.h>
 #include <tidemark/version.h>

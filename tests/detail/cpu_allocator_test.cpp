@@ -71,6 +71,7 @@ class CpuAllocator : public ::testing::Test, public MemoryMeter {
   PeakWindows& windows(c10::Device) override { return counter_; }
   PeakWindows& this_threads_windows() override { return counter_.this_threads_windows(); }
   std::vector<PeakWindows*> all_windows() override { return {&counter_}; }
+  std::shared_ptr<const tidemark::detail::PeakMarks> mark_peaks() override { return nullptr; }
   tidemark::detail::AllocationLimit& cpu_limit() override { return counter_.limit; }
   void watch_devices(c10::DeviceType, void (*)(MemoryMeter&)) override {}
   void device_allocated(c10::Device, void*, int64_t) noexcept override {}

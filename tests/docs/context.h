@@ -12,6 +12,7 @@
 #include <tidemark/gtest/matchers.h>
 #include <tidemark/gtest/memory_cap.h>
 #include <tidemark/gtest/record.h>
+#include <tidemark/memory.h>
 #include <tidemark/tidemark.h>
 #include <torch/torch.h>
 

@@ -8,6 +8,7 @@
 #include <tidemark/gtest/matchers.h>
 #include <tidemark/gtest/memory_cap.h>
 #include <tidemark/gtest/record.h>
+#include <tidemark/memory.h>
 #include <tidemark/tidemark.h>
 
 int64_t bytes_in_the_other_unit();

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <tidemark/detail/memory_meter.h>
-#include <tidemark/detail/peak_snapshot.h>
+#include <tidemark/detail/meter_link.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/memory_scope.h>
 #include <torch/torch.h>
@@ -363,10 +363,10 @@ TEST(ThreadScope, ChecksOutWithPeakSnapshots) {
   std::optional<MemoryScope> theirs;
   on_a_thread([&] { theirs.emplace(kThis); });
   bytes(1_KiB);
-  const tidemark::detail::PeakSnapshot before;
+  const auto before = tidemark::detail::mark_peaks();
   bytes(1_MiB);
   EXPECT_EQ(mine.peak(), 1_MiB);
-  before.put_back();
+  before->put_back();
   EXPECT_EQ(mine.peak(), 1_KiB);
   EXPECT_EQ(theirs->peak(), 0);
 }

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <tidemark/detail/memory_meter.h>
+#include <tidemark/detail/meter_link.h>
 #include <tidemark/memory/bytes.h>
 #include <tidemark/memory/memory_scope.h>
 
@@ -109,6 +110,21 @@ TEST_P(SharedMeter, ProgramAndPluginShareTheMeterOfThePlugin) {
     block(4_MiB);
     EXPECT_EQ(program.peak(), 4_MiB);
     EXPECT_EQ(scope.peak(), 5_MiB);
+  });
+}
+
+TEST_P(SharedMeter, ProgramGoesBackToPeaksOfThePluginAndToNoneWhereNothingCounts) {
+  expect_in_own_process([] {
+    EXPECT_EQ(tidemark::detail::mark_peaks(), nullptr);
+    Plugin plugin(GetParam());
+    Plugin::Scope scope(plugin);
+    const auto before = tidemark::detail::mark_peaks();
+    if (before == nullptr) {
+      throw std::runtime_error("the program does not find the meter of the plugin");
+    }
+    block(1_MiB);
+    before->put_back();
+    EXPECT_EQ(scope.peak(), 0);
   });
 }
 

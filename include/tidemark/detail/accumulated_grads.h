@@ -8,11 +8,10 @@
 #include <ATen/ops/_foreach_div.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/TensorImpl.h>
+#include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/unscale.h>
 
 #include <cstddef>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,9 +56,9 @@ class LossWeights {
 /// The tensors without those that are undefined or were there before.
 inline std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result;
-  std::unordered_set<at::TensorImpl*> seen;
+  PointerIndex seen;
   for (const auto& tensor : tensors) {
-    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+    if (tensor.defined() && seen.try_emplace(tensor.unsafeGetTensorImpl(), seen.size()).second) {
       result.push_back(tensor);
     }
   }

@@ -55,7 +55,9 @@ class AccumulatorCore {
     std::vector<at::Tensor> all;
     for (const auto* optimizer : optimizers_) {
       for (const auto& group : optimizer->param_groups()) {
-        all.insert(all.end(), group.params().begin(), group.params().end());
+        for (const auto& parameter : group.params()) {
+          all.push_back(parameter);
+        }
       }
     }
     return distinct(optimizers_.empty() ? options_.module()->parameters() : all);
@@ -239,8 +241,9 @@ class AccumulatorCore {
                 weight, "; it has to be the number of items that the loss is a mean over.");
     TORCH_CHECK(loss.defined() && loss.numel() == 1 && loss.is_floating_point(),
                 "tidemark: GradAccumulator: the loss has to be one real number, but is ",
-                loss.defined() ? c10::str("of shape ", loss.sizes(), " and dtype ", loss.dtype())
-                               : "an undefined tensor",
+                loss.defined()
+                    ? c10::str("of shape ", loss.sizes(), " and dtype ", loss.dtype().name())
+                    : "an undefined tensor",
                 ". Call mean() on it.");
     TORCH_CHECK(weight == 0 || loss.requires_grad(),
                 "tidemark: GradAccumulator: the loss does not require grad, so there is no "

@@ -6,6 +6,7 @@
 #include <tidemark/detail/allocation_limit.h>
 #include <tidemark/detail/block_observer.h>
 #include <tidemark/detail/block_table.h>
+#include <tidemark/detail/meter_link.h>
 #include <tidemark/detail/peak_windows.h>
 #include <tidemark/detail/spin_lock.h>
 #include <tidemark/detail/thread_counter.h>
@@ -132,17 +133,6 @@ class CpuCounter final : public PeakWindows {
   alignas(64) std::mutex threads_mutex_;
   std::deque<ThreadCounter> threads_;
 };
-
-inline namespace process_v1 {
-
-/// By this another shared object recognises the meter that is there already. Not final: a cast to
-/// a final class may compare vtables, of which every shared object has its own.
-class MeterLink : public c10::Allocator {
- public:
-  virtual MemoryMeter& meter() = 0;
-};
-
-}  // namespace process_v1
 
 // Whether this thread is inside a MeteredAllocator, and whether another one was reached from there.
 inline thread_local bool t_inside_link = false;

@@ -4,7 +4,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
-#include <tidemark/detail/peak_windows.h>
+#include <tidemark/detail/meter_link.h>
 
 #include <cstdint>
 

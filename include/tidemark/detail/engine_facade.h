@@ -18,7 +18,6 @@
 #include <mutex>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -106,6 +105,8 @@ class EngineFacade : public ForwardsNodeCreationHooks<torch::autograd::Engine> {
 
   // Engine's rule for subclasses. Never runs, since links are leaked on purpose.
   ~EngineFacade() override { stop(); }
+
+  EngineFacade* older = nullptr;  // all are kept in a list, lest leak checkers report one
 
   /// The state that this link answers from. Virtual: it belongs to the shared object that made it.
   virtual ThreadState& this_thread() { return this_thread_(); }
@@ -232,8 +233,8 @@ class EngineLink {
     }
     keep_loaded(&ensure);
     auto* link = new EngineFacade(engine, &this_thread);
-    static auto* const links = new std::vector<EngineFacade*>;  // lest leak checkers report one
-    links->push_back(link);
+    static EngineFacade* links = nullptr;
+    link->older = std::exchange(links, link);
     newest().store(link, std::memory_order_release);
     torch::autograd::set_default_engine_stub(&newest_link);
   }

@@ -9,6 +9,7 @@
 #include <tidemark/detail/op_observer.h>
 #include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/region_rng.h>
+#include <tidemark/detail/rng_state.h>
 #include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/write_snapshot.h>
 
@@ -102,7 +103,7 @@ class ForwardTrace {
 
    private:
     bool preserve_rng_;
-    std::optional<RegionRng::Start> rng_;
+    std::optional<DefaultRngState> rng_;
     std::optional<OpObserver> observer_;
     RegionRng drawn_;
   };
@@ -116,9 +117,7 @@ class ForwardTrace {
 
     /// Puts back random numbers and written tensors, and begins to compare. To be called once.
     void begin(const std::vector<at::Tensor>& arguments) {
-      writes_.emplace(trace_.log_.writes, region_);
-      rng_.emplace(trace_.rng_);
-      generators_.emplace(trace_.log_.generators);
+      found_.emplace(trace_, region_);
       if (trace_.log_.complete && at::isRecordFunctionEnabled()) {
         observer_.emplace(trace_.log_);
         observer_->arguments(arguments);
@@ -127,7 +126,7 @@ class ForwardTrace {
 
     /// Whether the tensor's memory gets another value when this ends.
     [[nodiscard]] bool puts_back(const at::Tensor& tensor) const {
-      return writes_.has_value() && writes_->holds(tensor);
+      return found_.has_value() && found_->writes.holds(tensor);
     }
 
     /// How the re-run has left the forward's way; empty if it has not.
@@ -152,17 +151,25 @@ class ForwardTrace {
     /// Throws if the whole re-run did not do what the forward did.
     void expect_same() const {
       expect_same_so_far();
-      rng_->expect_same_end(region_);
-      generators_->expect_same_end(region_);
+      found_->rng.expect_same_end(region_);
+      found_->generators.expect_same_end(region_);
     }
 
    private:
+    // What the forward found.
+    struct Found {
+      Found(const ForwardTrace& trace, const std::string& region)
+          : writes(trace.log_.writes, region), rng(trace.rng_), generators(trace.log_.generators) {}
+
+      WriteReplay writes;
+      RegionRng::Replay rng;
+      GeneratorReplay generators;
+    };
+
     const ForwardTrace& trace_;
     std::string region_;
     ForwardWorld::Guard world_;
-    std::optional<WriteReplay> writes_;
-    std::optional<RegionRng::Replay> rng_;
-    std::optional<GeneratorReplay> generators_;
+    std::optional<Found> found_;
     std::optional<OpObserver> observer_;
   };
 

@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 #include <tidemark/detail/rng_state.h>
 
-#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -25,7 +24,7 @@ class GeneratorState {
   GeneratorState() = default;
   explicit GeneratorState(at::Generator generator) {
     if (is_cpu(generator)) {
-      cpu_ = std::make_shared<const CpuRngState>(CpuRngState::of(generator));
+      cpu_.reset(new CpuRngState(CpuRngState::of(generator)));
     } else {
       std::lock_guard<std::mutex> lock(generator.mutex());
       other_ = generator.get_state();
@@ -85,8 +84,8 @@ class GeneratorReplay {
   GeneratorReplay(const GeneratorReplay&) = delete;
   GeneratorReplay& operator=(const GeneratorReplay&) = delete;
   ~GeneratorReplay() {
-    for (std::size_t i = 0; i < before_.size(); ++i) {
-      before_[i].put_into(uses_[i].generator);
+    for (const GeneratorUse& use : before_) {
+      use.start.put_into(use.generator);
     }
   }
 
@@ -102,7 +101,7 @@ class GeneratorReplay {
 
  private:
   const std::vector<GeneratorUse>& uses_;
-  std::vector<GeneratorState> before_;
+  std::vector<GeneratorUse> before_;
 };
 
 }  // namespace tidemark::detail

@@ -29,7 +29,7 @@ class GraphEnd final : public torch::autograd::Node {
       if (end == nullptr) {
         // Nodes are held by shared_ptr up to LibTorch 2.12, by intrusive_ptr from 2.13 on.
         if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-          end = std::make_shared<GraphEnd>(region);
+          end = Pointer(new GraphEnd(region));
         } else {
           end = c10::make_intrusive<GraphEnd>(region);
         }

@@ -8,6 +8,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <tidemark/detail/engine_facade.h>
+#include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -17,7 +18,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -53,7 +53,7 @@ class HeldBytes final : public SavedAccount {
     if (held_.size() == held_.capacity()) {
       held_.reserve(2 * held_.size() + 1);  // lest push_back() throws once the index is there
     }
-    const auto [found, added] = indices_.emplace(address, held_.size());
+    const auto [found, added] = indices_.try_emplace(address, held_.size());
     if (added) {
       held_.push_back({address, storage.getWeakStorageImpl()});
     }
@@ -128,7 +128,7 @@ class HeldBytes final : public SavedAccount {
   const std::optional<c10::Device> device_;
   std::mutex mutex_;
   std::vector<Held> held_;
-  std::unordered_map<const c10::StorageImpl*, std::size_t> indices_;  // in held_
+  PointerIndex indices_;  // in held_
   int64_t current_ = 0;
   int64_t peak_ = 0;
 };

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <tidemark/detail/pointer_index.h>
 #include <torch/nn/module.h>
 
-#include <map>
+#include <array>
 #include <mutex>
 #include <optional>
-#include <utility>
+#include <vector>
 
 namespace tidemark::detail {
 
@@ -15,19 +16,28 @@ class InputWriters {
  public:
   [[nodiscard]] std::optional<bool> writes(const torch::nn::Module& module) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = seen_.find({&module, module.is_training()});
-    return found != seen_.end() ? std::optional<bool>(found->second) : std::nullopt;
+    const auto found = index_.find(&module);
+    return found != index_.end() ? seen_[found->second].wrote[module.is_training()] : std::nullopt;
   }
 
   void saw(const torch::nn::Module& module, bool wrote) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    bool& known = seen_[{&module, module.is_training()}];
-    known = known || wrote;
+    const auto [found, first] = index_.try_emplace(&module, seen_.size());
+    if (first) {
+      seen_.emplace_back();
+    }
+    std::optional<bool>& known = seen_[found->second].wrote[module.is_training()];
+    known = wrote || known.value_or(false);
   }
 
  private:
+  struct Seen {
+    std::array<std::optional<bool>, 2> wrote;  // in eval, in training mode
+  };
+
   mutable std::mutex mutex_;
-  std::map<std::pair<const torch::nn::Module*, bool>, bool> seen_;
+  PointerIndex index_;  // of a module in seen_
+  std::vector<Seen> seen_;
 };
 
 }  // namespace tidemark::detail

@@ -11,6 +11,8 @@
 #include <tidemark/detail/cpu_allocator.h>
 #include <tidemark/detail/device_counter.h>
 #include <tidemark/detail/keep_loaded.h>
+#include <tidemark/detail/meter_link.h>
+#include <tidemark/detail/peak_snapshot.h>
 #include <tidemark/detail/peak_windows.h>
 
 #include <array>
@@ -18,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -33,7 +36,11 @@ class ProcessMeter final : public MemoryMeter {
   /// it (hidden visibility, a plugin) finds it behind LibTorch's allocator; one that can't, since
   /// somebody wrapped that allocator again, gets a meter of its own, which counts the same.
   static MemoryMeter& get() {
-    static MemoryMeter& meter = find_or_make();
+    static MemoryMeter& meter = []() -> MemoryMeter& {
+      MemoryMeter& made = find_or_make();
+      known_meter.store(&made, std::memory_order_release);
+      return made;
+    }();
     return meter;
   }
 
@@ -68,6 +75,10 @@ class ProcessMeter final : public MemoryMeter {
       all.push_back(&counter);
     }
     return all;
+  }
+
+  std::shared_ptr<const PeakMarks> mark_peaks() override {
+    return std::make_shared<PeakSnapshot>(all_windows());
   }
 
   AllocationLimit& cpu_limit() override {

@@ -6,12 +6,11 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <tidemark/detail/generator_use.h>
+#include <tidemark/detail/pointer_index.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <iterator>
+#include <deque>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace tidemark::detail {
@@ -55,12 +54,18 @@ struct OpInfo {
   }
 
   static bool is_overwriting(const c10::FunctionSchema& schema) {
-    static const char* const kNames[] = {"aten::copy_",     "aten::fill_",    "aten::zero_",
-                                         "aten::normal_",   "aten::uniform_", "aten::random_",
-                                         "aten::bernoulli_"};
-    return std::find(std::begin(kNames), std::end(kNames), schema.name()) != std::end(kNames) ||
-           std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                       [](const c10::Argument& argument) { return argument.is_out(); });
+    for (const char* name : {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_",
+                             "aten::uniform_", "aten::random_", "aten::bernoulli_"}) {
+      if (schema.name() == name) {
+        return true;
+      }
+    }
+    for (const c10::Argument& argument : schema.arguments()) {
+      if (argument.is_out()) {
+        return true;
+      }
+    }
+    return false;
   }
 
   /// Whether a call with these inputs trains, as far as it is told.
@@ -75,26 +80,38 @@ struct OpInfo {
          inputs[dropout].toDouble() == 0)) {
       return false;
     }
-    return std::none_of(inputs.begin(), inputs.end(), [](const c10::IValue& input) {
-      return input.isGenerator() && input.toGenerator().defined() &&
-             !GeneratorUse::is_default(input.toGenerator());
-    });
+    for (const c10::IValue& input : inputs) {
+      if (input.isGenerator() && input.toGenerator().defined() &&
+          !GeneratorUse::is_default(input.toGenerator())) {
+        return false;
+      }
+    }
+    return true;
   }
 
-  /// The info of the op that runs; nullptr for a range of the user's.
+  /// The info of the op that runs; nullptr for a range of the user's and for what is no op.
   static const OpInfo* of(const at::RecordFunction& op) {
+    if (op.scope() != at::RecordScope::FUNCTION) {
+      return nullptr;
+    }
     // An op's name stays where its schema is, so the pointer identifies the overload.
-    static thread_local std::unordered_map<const char*, OpInfo> known;
-    const auto found = known.find(op.name());
-    if (found != known.end()) {
-      return &found->second;
+    static thread_local PointerIndex index;
+    static thread_local std::deque<OpInfo> known;  // nested ops find more while one is looked at
+    const auto found = index.find(op.name());
+    if (found != index.end()) {
+      return &known[found->second];
     }
     const auto name = op.operator_name();
     if (!name.has_value()) {
       return nullptr;
     }
     const auto handle = c10::Dispatcher::singleton().findSchema(*name);
-    return handle.has_value() ? &known.emplace(op.name(), OpInfo(*handle)).first->second : nullptr;
+    if (!handle.has_value()) {
+      return nullptr;
+    }
+    known.emplace_back(*handle);
+    index.try_emplace(op.name(), known.size() - 1);
+    return &known.back();
   }
 };
 

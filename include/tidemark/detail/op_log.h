@@ -9,10 +9,8 @@
 #include <tidemark/detail/version_check.h>
 #include <tidemark/detail/write_snapshot.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 namespace tidemark::detail {
@@ -36,7 +34,8 @@ struct ExternalRead {
   const char* reader;           // the op
   bool written = false;         // by the region itself: its snapshot stands for it
   bool overwritten = false;     // wholly, before anything read it
-  int64_t argument_offset = 0;  // of an argument: where it begins in the storage
+  std::size_t argument = 0;     // of an argument: its number
+  int64_t argument_offset = 0;  // and where it begins in the storage
 };
 
 /// One outermost op: which, a hash of its sizes and scalars, and one of which tensors it works on.
@@ -50,16 +49,16 @@ struct OpMark {
 /// generator before and after it and of what it drew. That the generator ends where it ended before
 /// proves little when other threads draw from it, too.
 struct Draw {
-  const char* op;
-  c10::DeviceType type;
-  uint64_t numbers;
+  const char* op = nullptr;  // none if there was no draw
+  c10::DeviceType type = c10::kCPU;
+  uint64_t numbers = 0;
 };
 
 /// What the forward of a region did.
 struct OpLog {
   std::vector<OpMark> ops;
-  std::vector<ExternalRead> reads;                     // in the order of their first use
-  std::map<std::size_t, ExternalRead> arguments_read;  // those of the region, by their number
+  std::vector<ExternalRead> reads;           // in the order of their first use
+  std::vector<ExternalRead> arguments_read;  // of its arguments alone
   std::size_t fingerprint_limit = 0;
   std::vector<WriteSnapshot> writes;
   std::vector<GeneratorUse> generators;
@@ -77,8 +76,12 @@ struct OpLog {
 
   /// Whether an op drew random numbers for a tensor on devices of this type.
   [[nodiscard]] bool drew_on(c10::DeviceType type) const {
-    return std::any_of(draws.begin(), draws.end(),
-                       [&](const Draw& draw) { return draw.type == type; });
+    for (const Draw& draw : draws) {
+      if (draw.type == type) {
+        return true;
+      }
+    }
+    return false;
   }
 };
 

@@ -16,6 +16,7 @@
 #include <tidemark/detail/op_log.h>
 #include <tidemark/detail/op_pause.h>
 #include <tidemark/detail/out_of_memory.h>
+#include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/recorded_op.h>
 #include <tidemark/detail/rerun_check.h>
 #include <tidemark/detail/rng_state.h>
@@ -30,7 +31,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -48,7 +48,7 @@ class OpObserver {
   /// Compares a re-run with `forward`.
   explicit OpObserver(const OpLog& forward)
       : OpObserver(0, static_cast<int64_t>(forward.fingerprint_limit)) {
-    rerun_check_.emplace(forward, log);
+    forward_ = &forward;
   }
 
   OpObserver(const OpObserver&) = delete;
@@ -64,8 +64,7 @@ class OpObserver {
   void arguments(const std::vector<at::Tensor>& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i].defined() && tensors[i].has_storage()) {
-        arguments_.emplace(tensors[i].storage().unsafeGetStorageImpl(),
-                           Argument{i, tensors[i].storage_offset()});
+        add_storage(tensors[i], {Operand::kArgument, i, tensors[i].storage_offset()});
       }
     }
   }
@@ -92,7 +91,7 @@ class OpObserver {
   /// not wait for others on top.
   static bool rerunning() {
     const OpObserver* observer = innermost();
-    while (observer != nullptr && !observer->rerun_check_.has_value()) {
+    while (observer != nullptr && observer->forward_ == nullptr) {
       observer = observer->outer_;
     }
     return observer != nullptr;
@@ -100,7 +99,7 @@ class OpObserver {
 
   /// To be called when a whole re-run is over.
   void rerun_done() {
-    keep_error([&] { rerun_check_->expect_end(); });
+    keep_error([&] { rerun_check().expect_end(); });
   }
 
   /// Whether one of LibTorch's own ops runs on this thread while an observer is there to see it.
@@ -120,10 +119,8 @@ class OpObserver {
     log.fingerprint_limit = static_cast<std::size_t>(fingerprint_limit);
     innermost() = this;
     if (outer_ == nullptr) {
-      callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&started, &ended)
-                                                 .needsInputs(true)
-                                                 .needsOutputs(true)
-                                                 .scopes({at::RecordScope::FUNCTION}));
+      callback_ = at::addThreadLocalCallback(
+          at::RecordFunctionCallback(&started, &ended).needsInputs(true).needsOutputs(true));
     }
   }
 
@@ -136,27 +133,27 @@ class OpObserver {
     return depth;
   }
 
-  struct Argument {
+  // A storage that ops of the region work on: that of its argument #number, the one that it made as
+  // the number-th, or the one that it found outside as the number-th.
+  struct Operand {
+    enum Kind : uint64_t { kArgument, kInternal, kExternal };
+    Kind kind;
     std::size_t number;
-    int64_t offset;  // where it begins in its storage
+    int64_t offset = 0;  // of an argument: where it begins in its storage
     bool read = false;
-  };
-  // Weak, so that no storage made later gets the address of one that is gone.
-  struct Made {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::size_t number;
   };
 
   // What is kept of an op while it runs.
   struct Running : at::ObserverContext {
-    std::optional<StorageLocks> locks;
+    explicit Running(std::vector<const c10::StorageImpl*> locked) : locks(std::move(locked)) {}
+    StorageLocks locks;
     std::optional<uint64_t> generator_before;
   };
 
   static std::unique_ptr<at::ObserverContext> started(const at::RecordFunction& op) {
     const OpInfo* info = OpInfo::of(op);
     if (info == nullptr) {
-      return nullptr;  // a range of the user's
+      return nullptr;
     }
     const int depth_of_op = depth()++;
     if (OpPause::active() || innermost() == nullptr) {
@@ -170,7 +167,7 @@ class OpObserver {
         observer.outermost_op(op, *info, inputs);
       }
       for_each_written(*info, inputs, [&](const at::Tensor& tensor, bool) {
-        if (observer.external_.count(tensor.storage().unsafeGetStorageImpl()) != 0) {
+        if (observer.external(tensor) != nullptr) {
           locked.push_back(tensor.storage().unsafeGetStorageImpl());
         }
       });
@@ -179,13 +176,11 @@ class OpObserver {
     if (rerunning()) {
       locked.clear();
     }
-    std::unique_ptr<Running> running;
+    std::unique_ptr<at::ObserverContext> context;
     const bool draws = info->may_draw(inputs);
     if (!locked.empty() || draws) {
-      running = std::make_unique<Running>();
-      if (!locked.empty()) {
-        running->locks.emplace(std::move(locked));
-      }
+      auto* running = new Running(std::move(locked));
+      context.reset(running);
       if (draws) {
         running->generator_before = CpuRngState::now().fingerprint();
       }
@@ -202,7 +197,7 @@ class OpObserver {
         }
       }
     });
-    return running;
+    return context;
   }
 
   static void ended(const at::RecordFunction& op, at::ObserverContext* context) {
@@ -214,7 +209,7 @@ class OpObserver {
     if (OpPause::active() || innermost() == nullptr) {
       return;
     }
-    std::optional<Draw> draw;
+    Draw draw;
     const auto* running = static_cast<const Running*>(context);
     if (running != nullptr && running->generator_before.has_value()) {
       draw = draw_of(op, *running->generator_before);
@@ -225,8 +220,8 @@ class OpObserver {
           for_each_tensor_in(output, [&](const at::Tensor& tensor) { observer.made(tensor); });
         }
       }
-      if (draw.has_value()) {
-        observer.drew(*draw);
+      if (draw.op != nullptr) {
+        observer.drew(draw);
       }
     });
   }
@@ -259,11 +254,13 @@ class OpObserver {
     }
   }
 
+  [[nodiscard]] RerunCheck rerun_check() const { return {*forward_, log}; }
+
   void outermost_op(const at::RecordFunction& op, const OpInfo& info,
                     c10::ArrayRef<const c10::IValue> inputs) {
     OpMark mark = mark_of(op, inputs);
-    if (rerun_check_.has_value()) {
-      rerun_check_->expect(mark);
+    if (forward_ != nullptr) {
+      rerun_check().expect(mark);
     }
     Hash operands;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -277,8 +274,8 @@ class OpObserver {
       });
     }
     mark.operands = operands.value();
-    if (rerun_check_.has_value()) {
-      rerun_check_->expect_operands(mark);
+    if (forward_ != nullptr) {
+      rerun_check().expect_operands(mark);
     }
     log.ops.push_back(mark);
   }
@@ -288,85 +285,91 @@ class OpObserver {
     return tensor.is_contiguous() && tensor.nbytes() == tensor.storage().nbytes();
   }
 
-  // Adds which tensor it is: an argument, the k-th storage that the region made, or the k-th that
-  // it found outside; and where in it.
+  // Adds which tensor it is, and where in its storage.
   void add_operand(Hash& operands, const at::Tensor& tensor, const char* op, bool overwritten) {
-    enum : uint64_t { kArgument, kInternal, kExternal };
-    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    int64_t offset = tensor.storage_offset();
-    if (const auto made = internal_.find(storage); made != internal_.end()) {
-      operands.add(kInternal);
-      operands.add(made->second.number);
-    } else if (const Argument* argument = argument_that_is(tensor, op)) {
-      operands.add(kArgument);
-      operands.add(argument->number);
-      offset -= argument->offset;  // given back by an outer region it may lie elsewhere
-    } else {
-      operands.add(kExternal);
-      operands.add(read(tensor, op, overwritten));
-    }
-    operands.add(static_cast<uint64_t>(offset));
+    const Operand& operand = operand_of(tensor, op, overwritten);
+    operands.add(operand.kind);
+    operands.add(operand.number);
+    // An argument that an outer region gives back may lie elsewhere.
+    operands.add(static_cast<uint64_t>(tensor.storage_offset() - operand.offset));
   }
 
-  // The argument that lives in the tensor's storage, if any.
-  const Argument* argument_that_is(const at::Tensor& tensor, const char* op) {
-    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    auto found = arguments_.find(storage);
-    if (found == arguments_.end()) {
-      if (!rerun_check_.has_value() || external_.count(storage) != 0) {
-        return nullptr;
-      }
-      const auto captured = rerun_check_->argument_of_forward(tensor);
-      if (!captured.has_value()) {
-        return nullptr;
-      }
-      found = arguments_.emplace(storage, Argument{captured->first, captured->second}).first;
-    }
-    Argument& argument = found->second;
-    if (!argument.read) {
-      argument.read = true;
-      ExternalRead now(tensor, op, log.fingerprint_limit);
-      if (rerun_check_.has_value()) {
-        rerun_check_->expect_argument(argument.number, now);
+  // The storage of what `op` works on; arguments and what lies outside are noted when first read.
+  const Operand& operand_of(const at::Tensor& tensor, const char* op, bool overwritten) {
+    Operand* operand = find(tensor);
+    if (operand == nullptr) {
+      Operand found{Operand::kExternal, log.reads.size()};
+      const ExternalRead* argument =
+          forward_ != nullptr ? rerun_check().argument_of_forward(tensor) : nullptr;
+      if (argument != nullptr) {
+        found = {Operand::kArgument, argument->argument, argument->argument_offset};
       } else {
-        now.argument_offset = argument.offset;
-        log.arguments_read.emplace(argument.number, std::move(now));
+        note_external(tensor, op, overwritten);
       }
+      add_storage(tensor, found);
+      operand = &operands_.back();
     }
-    return &argument;
+    if (operand->kind == Operand::kArgument && !operand->read) {
+      operand->read = true;
+      note_argument(*operand, tensor, op);
+    }
+    return *operand;
   }
 
-  // The number of the storage among those read from outside.
-  std::size_t read(const at::Tensor& tensor, const char* op, bool overwritten) {
-    const auto [found, first] =
-        external_.emplace(tensor.storage().unsafeGetStorageImpl(), log.reads.size());
-    if (first) {
-      ExternalRead now(tensor, op, log.fingerprint_limit);
-      now.overwritten = overwritten;
-      if (rerun_check_.has_value()) {
-        rerun_check_->expect(now);
-      }
-      log.reads.push_back(std::move(now));
+  void note_argument(const Operand& operand, const at::Tensor& tensor, const char* op) {
+    ExternalRead now(tensor, op, log.fingerprint_limit);
+    now.argument = operand.number;
+    now.argument_offset = operand.offset;
+    if (forward_ != nullptr) {
+      rerun_check().expect_argument(now);
+    } else {
+      log.arguments_read.push_back(std::move(now));
     }
-    return found->second;
+  }
+
+  void note_external(const at::Tensor& tensor, const char* op, bool overwritten) {
+    ExternalRead now(tensor, op, log.fingerprint_limit);
+    now.overwritten = overwritten;
+    if (forward_ != nullptr) {
+      rerun_check().expect(now);
+    }
+    log.reads.push_back(std::move(now));
+  }
+
+  // What is known of the tensor's storage; nullptr if nothing is.
+  Operand* find(const at::Tensor& tensor) {
+    const auto found = index_.find(tensor.storage().unsafeGetStorageImpl());
+    return found != index_.end() ? &operands_[found->second] : nullptr;
+  }
+  // The same if the region found it outside.
+  const Operand* external(const at::Tensor& tensor) {
+    const Operand* operand = find(tensor);
+    return operand != nullptr && operand->kind == Operand::kExternal ? operand : nullptr;
+  }
+
+  // Keeps what was known first.
+  void add_storage(const at::Tensor& tensor, const Operand& operand) {
+    operands_.push_back(operand);
+    if (!index_.try_emplace(tensor.storage().unsafeGetStorageImpl(), operands_.size() - 1).second) {
+      operands_.pop_back();
+    }
   }
 
   void made(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage()) {
-      const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-      if (external_.count(storage) == 0 && arguments_.count(storage) == 0) {
-        internal_.emplace(storage, Made{tensor.storage().getWeakStorageImpl(), internal_.size()});
-      }
+    if (tensor.defined() && tensor.has_storage() && find(tensor) == nullptr) {
+      // Weak, so that no storage made later gets the address of one that is gone.
+      made_.push_back(tensor.storage().getWeakStorageImpl());
+      add_storage(tensor, {Operand::kInternal, made_.size() - 1});
     }
   }
 
   void about_to_write(const at::Tensor& tensor, const at::RecordFunction& op,
                       c10::ArrayRef<const c10::IValue> differentiable_inputs) {
-    const auto found = external_.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == external_.end()) {
+    const Operand* operand = external(tensor);
+    if (operand == nullptr) {
       return;  // the region's own; or an argument, writes to which it refuses as a whole
     }
-    ExternalRead& target = log.reads[found->second];
+    ExternalRead& target = log.reads[operand->number];
     if (c10::GradMode::is_enabled()) {
       bool in_graph = !differentiable_inputs.empty() && tensor.requires_grad();
       for (const c10::IValue& input : differentiable_inputs) {
@@ -386,8 +389,8 @@ class OpObserver {
       return;
     }
     target.written = true;
-    if (rerun_check_.has_value()) {
-      rerun_check_->expect_write(found->second, tensor, op.name());
+    if (forward_ != nullptr) {
+      rerun_check().expect_write(operand->number, tensor, op.name());
       return;
     }
     const auto size = static_cast<int64_t>(tensor.storage().nbytes());
@@ -420,7 +423,7 @@ class OpObserver {
   }
 
   void about_to_use(const at::Generator& generator) {
-    if (rerun_check_.has_value() || !generator.defined() || GeneratorUse::is_default(generator)) {
+    if (forward_ != nullptr || !generator.defined() || GeneratorUse::is_default(generator)) {
       return;
     }
     for (const GeneratorUse& use : log.generators) {
@@ -432,8 +435,8 @@ class OpObserver {
   }
 
   void drew(const Draw& draw) {
-    if (rerun_check_.has_value()) {
-      rerun_check_->expect(draw);
+    if (forward_ != nullptr) {
+      rerun_check().expect(draw);
     }
     log.draws.push_back(draw);
   }
@@ -445,12 +448,12 @@ class OpObserver {
   int64_t snapshot_budget_;
   bool refuses_ = true;
   at::CallbackHandle callback_ = 0;
-  std::optional<RerunCheck> rerun_check_;  // in a re-run
+  const OpLog* forward_ = nullptr;  // in a re-run: what it is held to
   std::string error_;
   std::exception_ptr failure_;
-  std::unordered_map<const c10::StorageImpl*, Argument> arguments_;
-  std::unordered_map<const c10::StorageImpl*, Made> internal_;
-  std::unordered_map<const c10::StorageImpl*, std::size_t> external_;  // to the index in log.reads
+  PointerIndex index_;  // of a storage in operands_
+  std::vector<Operand> operands_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
 };
 
 }  // namespace tidemark::detail

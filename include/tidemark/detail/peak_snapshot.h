@@ -1,24 +1,22 @@
 #pragma once
 
-#include <tidemark/detail/memory_meter.h>
+#include <tidemark/detail/meter_link.h>
 #include <tidemark/detail/peak_windows.h>
 
 #include <vector>
 
 namespace tidemark::detail {
 
-/// The peaks that all open MemoryScopes have seen when it was made, to go back to when what follows
-/// is undone and done in another way. Switches no counting on.
-class PeakSnapshot {
+/// The peaks of all open scopes of some windows.
+class PeakSnapshot final : public PeakMarks {
  public:
-  PeakSnapshot() {
-    for (PeakWindows* windows : ProcessMeter::get().all_windows()) {
+  explicit PeakSnapshot(const std::vector<PeakWindows*>& all) {
+    for (PeakWindows* windows : all) {
       windows->append_marks(marks_);
     }
   }
 
-  /// To be called when what is undone is freed: what is live counts.
-  void put_back() const {
+  void put_back() const override {
     for (const PeakMark& mark : marks_) {
       mark.windows->go_back_to(mark);
     }

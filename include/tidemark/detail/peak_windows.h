@@ -2,10 +2,6 @@
 
 // Peaks of any number of open scopes from one counter whose peak can be reset.
 
-#include <c10/core/Device.h>
-#include <tidemark/detail/allocation_limit.h>
-#include <tidemark/detail/block_observer.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <mutex>
@@ -147,50 +143,6 @@ class PeakWindows {
   std::vector<PeakWindow*> open_;
   MemoryCounters last_;
   int64_t highest_ = 0;
-};
-
-/// All that a process counts; one for all its shared objects.
-class MemoryMeter {
- public:
-  MemoryMeter() = default;
-  MemoryMeter(const MemoryMeter&) = delete;
-  MemoryMeter& operator=(const MemoryMeter&) = delete;
-  virtual ~MemoryMeter() = default;
-
-  /// The windows of a device, with its counting switched on. They live as long as the process.
-  virtual PeakWindows& windows(c10::Device device) = 0;
-
-  /// The windows of what the calling thread allocates on the CPU from its first call on, whichever
-  /// thread frees it, with CPU counting switched on. They live as long as the process.
-  virtual PeakWindows& this_threads_windows() = 0;
-
-  /// The windows of all devices and threads whose counting is switched on.
-  virtual std::vector<PeakWindows*> all_windows() = 0;
-
-  /// When CPU memory is to run out, with its counting switched on.
-  virtual AllocationLimit& cpu_limit() = 0;
-
-  /// From now on the observer is told of all blocks, of the CPU with its counting switched on.
-  virtual void add_observer(BlockObserver& observer) = 0;
-
-  /// When it returns, no call of the observer is under way, and none follows.
-  virtual void remove_observer(BlockObserver& observer) noexcept = 0;
-
-  /// Runs `attach`, which is to have the blocks of such devices reported, unless one has run
-  /// before.
-  virtual void watch_devices(c10::DeviceType type, void (*attach)(MemoryMeter&)) = 0;
-
-  /// Whether observers are told of blocks on such devices.
-  virtual bool watches(c10::DeviceType type) = 0;
-
-  /// A block of a watched device came, for the observers to be told.
-  virtual void device_allocated(c10::Device device, void* address, int64_t bytes) noexcept = 0;
-
-  /// A block of a watched device went; one that did not come to notice is ignored.
-  virtual void device_freed(c10::Device device, void* address) noexcept = 0;
-
-  /// A watched device could not give `bytes`.
-  virtual void device_refused(c10::Device device, int64_t bytes) noexcept = 0;
 };
 
 }  // namespace process_v1

@@ -16,7 +16,7 @@ namespace tidemark::detail {
 
 /// What one backward pass has got back from re-running a region.
 struct Recompute {
-  explicit Recompute(std::size_t slots) : values(slots) {}
+  Recompute(int pass, std::size_t slots) : pass(pass), values(slots) {}
 
   /// To be called when the re-run is queued on `stream`, the forward's.
   void finish_on(const c10::Stream& stream) {
@@ -34,6 +34,7 @@ struct Recompute {
     value.record_stream(current);
   }
 
+  const int pass;  // the id of the backward pass; negative outside of one
   enum class State { kRunning, kDone, kFailed };
   State state = State::kRunning;
   std::exception_ptr error;

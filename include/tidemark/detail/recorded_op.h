@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 namespace tidemark::detail {
@@ -117,11 +116,11 @@ inline OpMark mark_of(const at::RecordFunction& op, c10::ArrayRef<const c10::IVa
 
 /// What the op drew, if it did: a generator on the CPU has moved then. In an end callback only.
 /// Allocates nothing.
-inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t generator_before) {
-  std::optional<Draw> draw;
+inline Draw draw_of(const at::RecordFunction& op, uint64_t generator_before) {
+  Draw draw;
   for (const c10::IValue& output : op.outputs()) {
     for_each_tensor_in(output, [&](const at::Tensor& tensor) {
-      if (draw.has_value() || !tensor.defined()) {
+      if (draw.op != nullptr || !tensor.defined()) {
         return;
       }
       draw = Draw{op.name(), tensor.device().type(), 0};
@@ -130,13 +129,13 @@ inline std::optional<Draw> draw_of(const at::RecordFunction& op, uint64_t genera
         numbers.add(generator_before);
         numbers.add(CpuRngState::now().fingerprint());
         numbers.add(fingerprint_of_elements(tensor));
-        draw->numbers = numbers.value();
+        draw.numbers = numbers.value();
       }
     });
   }
-  if (draw.has_value() && draw->type == c10::kCPU &&
+  if (draw.op != nullptr && draw.type == c10::kCPU &&
       CpuRngState::now().fingerprint() == generator_before) {
-    return std::nullopt;
+    return {};
   }
   return draw;
 }

@@ -19,11 +19,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,8 +56,8 @@ class Region : public std::enable_shared_from_this<Region> {
                 "tidemark: ", input_title(inputs_.size()), " (", describe(input),
                 ") was made in inference mode, so changes to it can't be noticed. Clone it outside "
                 "of inference mode and pass the clone.");
-    input_checks_.push_back(input.defined() ? VersionCheck(input) : VersionCheck());
-    inputs_.emplace_back(input, /*is_output=*/false);
+    inputs_.push_back({torch::autograd::SavedVariable(input, /*is_output=*/false),
+                       input.defined() ? VersionCheck(input) : VersionCheck()});
     arguments_.push_back(input);
   }
 
@@ -106,6 +104,12 @@ class Region : public std::enable_shared_from_this<Region> {
   virtual void drop_call() = 0;
 
  private:
+  // One tensor argument.
+  struct Input {
+    torch::autograd::SavedVariable saved;
+    VersionCheck check;
+  };
+
   struct SlotState {
     explicit SlotState(const at::Tensor& variable)
         : meta(variable),
@@ -142,7 +146,7 @@ class Region : public std::enable_shared_from_this<Region> {
    public:
     explicit SlotMaker(std::shared_ptr<Region> region) : region_(std::move(region)) {}
     std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
-      return std::make_unique<Slot>(region_);
+      return std::unique_ptr<torch::autograd::SavedVariableHooks>(new Slot(region_));
     }
 
    private:
@@ -170,7 +174,7 @@ class Region : public std::enable_shared_from_this<Region> {
    public:
     CaptureMaker(Region& region, Recompute& recompute) : region_(region), recompute_(recompute) {}
     std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
-      return std::make_unique<Capture>(region_, recompute_);
+      return std::unique_ptr<torch::autograd::SavedVariableHooks>(new Capture(region_, recompute_));
     }
 
    private:
@@ -220,7 +224,7 @@ class Region : public std::enable_shared_from_this<Region> {
     std::lock_guard<std::mutex> lock(mutex_);
     slots_[index].released = true;
     kept = std::move(slots_[index].kept);
-    for (auto& [pass, recompute] : recomputes_) {
+    for (const auto& recompute : recomputes_) {
       values.push_back(std::exchange(recompute->values[index], KeptTensor()));
     }
   }
@@ -244,13 +248,16 @@ class Region : public std::enable_shared_from_this<Region> {
       return;
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      TORCH_CHECK(input_checks_[i].writes_since() == 0, "tidemark: ", title(),
+      TORCH_CHECK(inputs_[i].check.writes_since() == 0, "tidemark: ", title(),
                   " writes to its argument in place (", input_title(i),
                   "), so it can't be re-run for backward: what it started from is gone. Clone the "
                   "argument inside the region before the write, or begin the region behind it.");
     }
-    recorder.finish(title(), std::any_of(remembered_.begin(), remembered_.end(),
-                                         [](const auto& value) { return value->drew; }));
+    bool remembered_draws = false;
+    for (const auto& value : remembered_) {
+      remembered_draws = remembered_draws || value->drew;
+    }
+    recorder.finish(title(), remembered_draws);
     early_stop_.forward_done(slots_.back().kept, recorder.log());
     std::vector<at::Tensor> dropped;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -269,21 +276,21 @@ class Region : public std::enable_shared_from_this<Region> {
 
   std::shared_ptr<Recompute> recompute_for_this_pass() {
     const int pass = torch::autograd::get_current_graph_task_id();
-    auto recompute = std::make_shared<Recompute>(slots_.size());
+    std::shared_ptr<Recompute> recompute(new Recompute(pass, slots_.size()));
     if (pass < 0) {
       run_recompute(*recompute);  // outside of a pass nothing would say when to drop it
       return recompute;
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto [entry, first] = recomputes_.emplace(pass, recompute);
-    if (!first) {
-      recompute = entry->second;
+    if (const auto entry = recompute_of(pass); entry != recomputes_.end()) {
+      recompute = *entry;
       recompute_ended_.wait(lock, [&] { return recompute->state != Recompute::State::kRunning; });
       if (recompute->state == Recompute::State::kFailed) {
         std::rethrow_exception(recompute->error);
       }
       return recompute;
     }
+    recomputes_.push_back(recompute);
     lock.unlock();
     try {
       run_recompute(*recompute);
@@ -299,7 +306,7 @@ class Region : public std::enable_shared_from_this<Region> {
       lock.lock();
       recompute->state = Recompute::State::kFailed;
       recompute->error = std::current_exception();
-      recomputes_.erase(pass);
+      forget_recompute(pass);
       recompute_ended_.notify_all();
       throw;
     }
@@ -355,8 +362,8 @@ class Region : public std::enable_shared_from_this<Region> {
     inputs.reserve(inputs_.size());
     decltype(torch::autograd::Edge::function) end;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      input_checks_[i].expect_unchanged([&] { return input_title(i); });
-      const at::Tensor input = inputs_[i].unpack();
+      inputs_[i].check.expect_unchanged([&] { return input_title(i); });
+      const at::Tensor input = inputs_[i].saved.unpack();
       inputs.push_back(input.defined() ? GraphEnd::argument(input, end, title()) : input);
     }
     return inputs;
@@ -410,11 +417,26 @@ class Region : public std::enable_shared_from_this<Region> {
   void drop_recompute(int pass) {
     std::shared_ptr<Recompute> dropped;
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto entry = recomputes_.find(pass);
-    if (entry != recomputes_.end()) {
-      dropped = std::move(entry->second);
+    dropped = forget_recompute(pass);
+  }
+
+  // Under the mutex. Returns it, if there is one, to be destroyed outside.
+  std::shared_ptr<Recompute> forget_recompute(int pass) {
+    std::shared_ptr<Recompute> forgotten;
+    if (const auto entry = recompute_of(pass); entry != recomputes_.end()) {
+      forgotten = std::move(*entry);
       recomputes_.erase(entry);
     }
+    return forgotten;
+  }
+
+  // Where a backward pass's own is kept; under the mutex.
+  std::vector<std::shared_ptr<Recompute>>::iterator recompute_of(int pass) {
+    auto entry = recomputes_.begin();
+    while (entry != recomputes_.end() && (*entry)->pass != pass) {
+      ++entry;
+    }
+    return entry;
   }
 
   [[nodiscard]] std::string title() const {
@@ -441,16 +463,15 @@ class Region : public std::enable_shared_from_this<Region> {
   const CheckpointOptions options_;
   ForwardTrace trace_;
   Memory remembered_;
-  std::vector<torch::autograd::SavedVariable> inputs_;
-  std::vector<VersionCheck> input_checks_;
+  std::vector<Input> inputs_;
   std::vector<at::Tensor> arguments_;  // until the forward begins
   EarlyStop early_stop_;
   bool abandoned_ = false;
 
   std::mutex mutex_;
   std::condition_variable recompute_ended_;
-  std::vector<SlotState> slots_;                          // grows during the forward only
-  std::map<int, std::shared_ptr<Recompute>> recomputes_;  // by the id of the backward pass
+  std::vector<SlotState> slots_;  // grows during the forward only
+  std::vector<std::shared_ptr<Recompute>> recomputes_;
 };
 
 }  // namespace tidemark::detail

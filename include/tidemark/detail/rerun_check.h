@@ -8,9 +8,7 @@
 #include <tidemark/detail/tensor_meta.h>
 
 #include <cstddef>
-#include <optional>
 #include <string>
-#include <utility>
 
 namespace tidemark::detail {
 
@@ -67,25 +65,26 @@ class RerunCheck {
     }
   }
 
-  /// Argument tensor #`argument` of the region is read as `read`.
-  void expect_argument(std::size_t argument, const ExternalRead& read) const {
-    const auto before = forward_.arguments_read.find(argument);
-    if (before != forward_.arguments_read.end()) {
-      expect_unchanged(before->second, read,
-                       [&] { return "argument tensor #" + std::to_string(argument); });
+  /// An argument tensor of the region is read as `read`.
+  void expect_argument(const ExternalRead& read) const {
+    for (const ExternalRead& before : forward_.arguments_read) {
+      if (before.argument == read.argument) {
+        expect_unchanged(before, read,
+                         [&] { return "argument tensor #" + std::to_string(read.argument); });
+        return;
+      }
     }
   }
 
-  /// The argument whose storage `tensor` has from the forward, and where it began: a region that
-  /// captures its argument, too, finds another tensor there when the argument was recomputed.
-  [[nodiscard]] std::optional<std::pair<std::size_t, int64_t>> argument_of_forward(
-      const at::Tensor& tensor) const {
-    for (const auto& [argument, read] : forward_.arguments_read) {
+  /// The argument whose storage `tensor` has from the forward, or nullptr: a region that captures
+  /// its argument, too, finds another tensor there when the argument was recomputed.
+  [[nodiscard]] const ExternalRead* argument_of_forward(const at::Tensor& tensor) const {
+    for (const ExternalRead& read : forward_.arguments_read) {
       if (read.identity == tensor.storage().unsafeGetStorageImpl()) {
-        return std::make_pair(argument, read.argument_offset);
+        return &read;
       }
     }
-    return std::nullopt;
+    return nullptr;
   }
 
   /// `op` writes to the storage that was read as number `read`.

@@ -151,4 +151,10 @@ class DeviceRngState {
   std::vector<OneDevice> devices_;
 };
 
+/// All default generators as they stand when it is made.
+struct DefaultRngState {
+  CpuRngState cpu = CpuRngState::now();
+  DeviceRngState devices = DeviceRngState::now();
+};
+
 }  // namespace tidemark::detail

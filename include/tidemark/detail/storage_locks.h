@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstddef>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,19 +23,9 @@ class StorageLocks {
       return;
     }
     Table& table = Table::of_process();
-    const auto self = std::this_thread::get_id();
     std::unique_lock<std::mutex> lock(table.mutex);
-    table.unlocked.wait(lock, [&] {
-      return std::all_of(storages_.begin(), storages_.end(), [&](const c10::StorageImpl* storage) {
-        const auto held = table.held.find(storage);
-        return held == table.held.end() || held->second.owner == self;
-      });
-    });
-    for (const c10::StorageImpl* storage : storages_) {
-      Held& held = table.held[storage];
-      held.owner = self;
-      ++held.times;
-    }
+    table.unlocked.wait(lock, [&] { return !table.in_the_way_of(*this); });
+    older_ = std::exchange(table.newest, this);
   }
   StorageLocks(const StorageLocks&) = delete;
   StorageLocks& operator=(const StorageLocks&) = delete;
@@ -49,33 +37,45 @@ class StorageLocks {
     Table& table = Table::of_process();
     {
       const std::lock_guard<std::mutex> lock(table.mutex);
-      for (const c10::StorageImpl* storage : storages_) {
-        const auto held = table.held.find(storage);
-        if (--held->second.times == 0) {
-          table.held.erase(held);
-        }
+      StorageLocks** link = &table.newest;
+      while (*link != this) {
+        link = &(*link)->older_;
       }
+      *link = older_;
     }
     table.unlocked.notify_all();
   }
 
  private:
-  struct Held {
-    std::thread::id owner;
-    std::size_t times = 0;
-  };
   struct Table {
     std::mutex mutex;
     std::condition_variable unlocked;
-    std::unordered_map<const c10::StorageImpl*, Held> held;
+    StorageLocks* newest = nullptr;
 
     static Table& of_process() {
       static auto* leaked = new Table;  // threads outlive statics
       return *leaked;
     }
+
+    // Whether another thread holds one of the storages.
+    [[nodiscard]] bool in_the_way_of(const StorageLocks& wanted) const {
+      for (const StorageLocks* other = newest; other != nullptr; other = other->older_) {
+        if (other->owner_ != wanted.owner_ && other->shares_one_with(wanted)) {
+          return true;
+        }
+      }
+      return false;
+    }
   };
 
+  [[nodiscard]] bool shares_one_with(const StorageLocks& other) const {
+    return std::find_first_of(storages_.begin(), storages_.end(), other.storages_.begin(),
+                              other.storages_.end()) != storages_.end();
+  }
+
   std::vector<const c10::StorageImpl*> storages_;
+  std::thread::id owner_ = std::this_thread::get_id();
+  StorageLocks* older_ = nullptr;  // next in the table; by its mutex
 };
 
 }  // namespace tidemark::detail

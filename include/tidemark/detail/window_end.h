@@ -4,12 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <tidemark/detail/accumulated_grads.h>
 #include <tidemark/detail/accumulation_window.h>
 #include <tidemark/detail/clip_grads.h>
+#include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 #include <tidemark/detail/update_window.h>
@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -33,7 +32,12 @@ struct WindowOutcome {
   std::vector<StepResult> results;  // of each optimizer; without any, whether there are gradients
 
   [[nodiscard]] bool has(StepResult result) const {
-    return std::find(results.begin(), results.end(), result) != results.end();
+    for (const StepResult one : results) {
+      if (one == result) {
+        return true;
+      }
+    }
+    return false;
   }
   [[nodiscard]] StepResult result() const {
     return has(StepResult::kSkipped)   ? StepResult::kSkipped
@@ -54,7 +58,7 @@ class WindowEnd {
     outcome_.loss_sum = window_.loss_sum;
     outcome_.total = window_.weights.total();
     if (outcome_.total == 0) {
-      outcome_.results.assign(std::max<size_t>(optimizers_.size(), 1), StepResult::kNoGrads);
+      outcome_.results.resize(std::max<size_t>(optimizers_.size(), 1), StepResult::kNoGrads);
       return outcome_;
     }
     if (scaler_ == nullptr) {
@@ -119,11 +123,11 @@ class WindowEnd {
   // The values of the gradients of each optimizer, each gradient once.
   [[nodiscard]] std::vector<std::vector<at::Tensor>> gradient_groups() const {
     std::vector<std::vector<at::Tensor>> groups;
-    std::unordered_set<at::TensorImpl*> seen;
+    PointerIndex seen;
     const auto add = [&](const StepTarget& target) {
       std::vector<at::Tensor> group;
       for (const auto* gradient : gradients_of(target)) {
-        if (seen.insert(gradient->unsafeGetTensorImpl()).second) {
+        if (seen.try_emplace(gradient->unsafeGetTensorImpl(), seen.size()).second) {
           group.push_back(values_of(*gradient));
         }
       }

@@ -5,10 +5,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <tidemark/detail/accumulated_grads.h>
-#include <tidemark/detail/peak_snapshot.h>
+#include <tidemark/detail/meter_link.h>
 #include <tidemark/detail/rng_state.h>
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -61,13 +62,15 @@ class WindowSnapshot {
       parameters_[i].mutable_grad() = gradients_[i];
     }
     buffers_.put_back();
-    peaks_.put_back();
+    if (peaks_ != nullptr) {
+      peaks_->put_back();
+    }
   }
 
  private:
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> gradients_;
-  PeakSnapshot peaks_;
+  std::shared_ptr<const PeakMarks> peaks_ = mark_peaks();
   CpuRngState cpu_ = CpuRngState::now();
   DeviceRngState devices_ = DeviceRngState::now();
   TensorValues buffers_;

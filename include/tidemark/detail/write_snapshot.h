@@ -8,7 +8,6 @@
 #include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/tensor_meta.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -72,27 +71,32 @@ inline std::vector<const c10::StorageImpl*> storages_of(
 /// were at. Putting things back allocates nothing, so it also works when memory has run out.
 class WriteReplay {
  public:
+  /// `snapshots` must outlive this.
   WriteReplay(const std::vector<WriteSnapshot>& snapshots, const std::string& region)
-      : locks_(storages_of(snapshots)) {
+      : locks_(storages_of(snapshots)),
+        snapshots_(snapshots),
+        bytes_(snapshots.size()),
+        today_(snapshots.size()),
+        versions_(snapshots.size()) {
     const OpPause own_ops;
     const at::NoGradGuard no_grad;
-    today_.reserve(snapshots.size());
-    for (const WriteSnapshot& snapshot : snapshots) {
+    for (std::size_t i = 0; i < snapshots.size(); ++i) {
+      const WriteSnapshot& snapshot = snapshots[i];
       auto storage = snapshot.storage.lock();
       if (!storage) {
         continue;  // the region made it itself, or will be found to read something else
       }
-      at::Tensor bytes = bytes_of(c10::Storage(std::move(storage)));
-      TORCH_CHECK(!snapshot.before.defined() || bytes.numel() == snapshot.before.numel(),
+      bytes_[i] = bytes_of(c10::Storage(std::move(storage)));
+      TORCH_CHECK(!snapshot.before.defined() || bytes_[i].numel() == snapshot.before.numel(),
                   "tidemark: a tensor that ", region, " writes (", snapshot.meta,
                   ") was resized between forward and backward. Resize it after backward().");
-      today_.push_back({bytes, bytes.clone(), snapshot.before, snapshot.counter,
-                        snapshot.counter.enabled() ? snapshot.counter.current_version() : 0});
+      today_[i] = bytes_[i].clone();
+      versions_[i] = snapshot.counter.enabled() ? snapshot.counter.current_version() : 0;
     }
     // Nothing has changed until here, should memory run out.
-    for (Today& today : today_) {
-      if (today.before.defined()) {
-        today.bytes.copy_(today.before);
+    for (std::size_t i = 0; i < snapshots.size(); ++i) {
+      if (bytes_[i].defined() && snapshots[i].before.defined()) {
+        bytes_[i].copy_(snapshots[i].before);
       }
     }
   }
@@ -101,34 +105,35 @@ class WriteReplay {
 
   /// Whether the tensor lives in one of the storages.
   [[nodiscard]] bool holds(const at::Tensor& tensor) const {
-    return tensor.has_storage() &&
-           std::any_of(today_.begin(), today_.end(), [&](const Today& today) {
-             return today.bytes.storage().is_alias_of(tensor.storage());
-           });
+    for (const at::Tensor& bytes : bytes_) {
+      if (bytes.defined() && tensor.has_storage() &&
+          bytes.storage().is_alias_of(tensor.storage())) {
+        return true;
+      }
+    }
+    return false;
   }
 
   ~WriteReplay() {
     const OpPause own_ops;
     const at::NoGradGuard no_grad;
-    for (Today& today : today_) {
-      today.bytes.copy_(today.value);
-      if (today.counter.enabled()) {
-        today.counter.set_version(today.version);
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      if (!bytes_[i].defined()) {
+        continue;
+      }
+      bytes_[i].copy_(today_[i]);
+      if (c10::VariableVersion counter = snapshots_[i].counter; counter.enabled()) {
+        counter.set_version(versions_[i]);
       }
     }
   }
 
  private:
-  struct Today {
-    at::Tensor bytes;
-    at::Tensor value;
-    at::Tensor before;
-    c10::VariableVersion counter;
-    uint32_t version;
-  };
-
   StorageLocks locks_;
-  std::vector<Today> today_;
+  const std::vector<WriteSnapshot>& snapshots_;
+  std::vector<at::Tensor> bytes_;  // of each snapshot's storage; undefined if that is gone
+  std::vector<at::Tensor> today_;  // what they held
+  std::vector<uint32_t> versions_;
 };
 
 }  // namespace tidemark::detail

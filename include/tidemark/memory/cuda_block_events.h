@@ -10,7 +10,7 @@
 #include <tidemark/detail/device_block_event.h>
 #include <tidemark/detail/keep_loaded.h>
 #include <tidemark/detail/memory_meter.h>
-#include <tidemark/detail/peak_windows.h>
+#include <tidemark/detail/meter_link.h>
 
 namespace tidemark {
 

@@ -1,6 +1,7 @@
 // The side of C++ in the comparison with Python: the same networks and loops with tidemark, and the
 // meter that measures both sides.
 
+#include <tidemark/memory.h>
 #include <torch/extension.h>
 
 #include <chrono>

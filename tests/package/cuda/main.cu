@@ -1,6 +1,7 @@
 // A user's CUDA source: a kernel, and every wrapper of tidemark beside it, since nvcc rewrites what
 // the host compiler gets.
 #include <tidemark/diagnostics.h>
+#include <tidemark/memory.h>
 #include <tidemark/tidemark.h>
 #include <torch/torch.h>
 

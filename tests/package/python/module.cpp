@@ -1,4 +1,5 @@
 // A training step in C++, called from Python.
+#include <tidemark/memory.h>
 #include <tidemark/tidemark.h>
 #include <torch/extension.h>
 
