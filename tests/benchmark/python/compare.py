@@ -62,6 +62,11 @@ def ratios(pairs):
     return quartiles([cpp / python for python, cpp in pairs])
 
 
+def in_turn(round_, python, cpp):
+    """Which side runs first changes from round to round, lest the second profits or suffers."""
+    return (python, cpp) if round_ % 2 == 0 else (cpp, python)
+
+
 class Table:
 
     def __init__(self):
@@ -125,9 +130,9 @@ def compare_networks(table, module, rounds):
             seconds = {side: [] for side in sides}
             held, peak, gradients = {}, {}, {}
             for round_ in range(rounds + 1):
-                for side, step in sides.items():
+                for side in in_turn(round_, *sides):
                     time_, held[side], peak[side], gradients[side] = measure_step(
-                        step, x, checkpointed, module.Meter)
+                        sides[side], x, checkpointed, module.Meter)
                     if round_ > 0:  # the first one allocates what stays
                         seconds[side].append(time_)
             worst = max([worst] + [
@@ -213,7 +218,11 @@ def compare_overheads(table, module, rounds):
 
     def alternate(python, cpp):
         python(), cpp()
-        return [(python(), cpp()) for _ in range(rounds)]
+        pairs = []
+        for round_ in range(rounds):
+            seconds = {side: side() for side in in_turn(round_, python, cpp)}
+            pairs.append((seconds[python], seconds[cpp]))
+        return pairs
 
     def medians(pairs):
         return (statistics.median(python for python, _ in pairs),
@@ -279,7 +288,7 @@ def main():
     text += (f"\nLibTorch {torch.__version__}, {arguments.threads} thread(s), {arguments.rounds} "
              f"rounds. Largest difference of gradients between the two: {worst:g}.\n")
     if arguments.compiler:
-        pairs = compile_seconds(arguments.compiler, 3)
+        pairs = compile_seconds(arguments.compiler, 5)
         more = quartiles([with_ - alone for alone, with_ in pairs])
         alone = statistics.median(alone for alone, _ in pairs)
         text += (f"To include tidemark/tidemark.h takes the compiler {more[0]:.2f} s more than the "
