@@ -38,10 +38,10 @@
 #include <c10/util/intrusive_ptr.h>
 #include <tidemark/amp_cast.h>
 #include <tidemark/detail/autocast_state.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/tensor_tree.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <optional>
 #include <type_traits>
 
 namespace tidemark {
@@ -97,7 +97,7 @@ class [[nodiscard]] AmpForward {
         c10::IValue::make_capsule(c10::make_intrusive<detail::SavedAutocastState>(state));
   }
 
-  std::optional<detail::AutocastScope> scope_;
+  detail::InPlace<detail::AutocastScope> scope_;
 };
 
 /// While alive, autocast is set as it was in forward, for every type of device: on or off, dtype

@@ -8,16 +8,17 @@
 #include <c10/core/GradMode.h>
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/detail/callable.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/region.h>
 #include <tidemark/detail/same_structure.h>
 #include <tidemark/detail/tensor_tree.h>
+#include <tidemark/detail/vector.h>
 #include <tidemark/remember.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -51,8 +52,9 @@ class CallRegion final : public Region {
                 "tidemark: a checkpointed callable is called with rvalues of its arguments: take "
                 "tensors by value or by const reference, not by Tensor&.");
 
-  CallRegion(CheckpointOptions options, Fn fn, Kept args)
-      : Region(std::move(options)), call_(Call{std::move(fn), std::move(args)}) {}
+  CallRegion(CheckpointOptions options, Fn fn, Kept args) : Region(std::move(options)) {
+    call_.emplace(Call{std::move(fn), std::move(args)});
+  }
 
   auto forward() {
     Kept args = call_->args;
@@ -83,7 +85,7 @@ class CallRegion final : public Region {
     Fn fn;
     Kept args;
   };
-  std::optional<Call> call_;
+  InPlace<Call> call_;
 };
 
 template <class T>
@@ -249,7 +251,7 @@ auto checkpoint_chunks(CheckpointOptions options, int64_t chunk, Fn&& fn, Args&&
   TORCH_CHECK(rows >= 0,
               "tidemark: checkpoint_chunks needs a defined tensor among its arguments to cut.");
 
-  std::vector<std::vector<at::Tensor>> parts;  // of each tensor of the result
+  detail::Vector<std::vector<at::Tensor>> parts;  // of each tensor of the result
   const auto run = [&](int64_t begin) {
     auto part = all;
     detail::for_each_tensor(part, [&](at::Tensor& tensor) {

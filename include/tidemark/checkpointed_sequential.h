@@ -7,6 +7,7 @@
 #include <tidemark/detail/forward_trace.h>
 #include <tidemark/detail/input_writers.h>
 #include <tidemark/detail/tensor_tree.h>
+#include <tidemark/detail/vector.h>
 #include <tidemark/detail/version_check.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/any.h>
@@ -285,7 +286,7 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
   template <class... Inputs>
   torch::nn::AnyValue run_pieces(Inputs... inputs) {
     // Remembered, since what is known of the modules may have grown when an outer region is re-run.
-    std::vector<Piece> pieces = remember([&] { return cut(); });
+    detail::Vector<Piece> pieces = remember([&] { return cut(); });
     std::optional<torch::nn::AnyValue> value;
     std::size_t next = 1;
     try {
@@ -308,14 +309,14 @@ class CheckpointedSequentialImpl : public torch::nn::SequentialImpl {
 
   // The segments, but none begins with a module that is known to overwrite its input. One that has
   // not run yet might: it gets a copy.
-  [[nodiscard]] std::vector<Piece> cut() const {
+  [[nodiscard]] detail::Vector<Piece> cut() const {
     const auto overwrites = [&](std::size_t index) {
       return index < size() && writers_->writes(*ptr(index)).value_or(false);
     };
     const auto is_region = [&](std::size_t end) {
       return end < size() || options_.checkpoint_last();
     };
-    std::vector<Piece> pieces;
+    detail::Vector<Piece> pieces;
     std::size_t begin = 0;
     for (std::size_t end : segment_ends()) {
       if (begin == 0 && is_region(end)) {
@@ -400,7 +401,8 @@ class CheckpointedSequential : public torch::nn::ModuleHolder<CheckpointedSequen
   /// Takes named modules from a list in braces, and then options.
   CheckpointedSequential(std::initializer_list<torch::nn::NamedAnyModule> modules,
                          CheckpointedSequentialOptions options = {})
-      : ModuleHolder(std::make_shared<CheckpointedSequentialImpl>(modules, std::move(options))) {}
+      : ModuleHolder(std::shared_ptr<CheckpointedSequentialImpl>(
+            new CheckpointedSequentialImpl(modules, std::move(options)))) {}
 };
 
 }  // namespace tidemark

@@ -65,6 +65,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <tidemark/detail/grad_scaler_state.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/loss_scale.h>
 #include <tidemark/detail/nonfinite_grads.h>
 #include <tidemark/detail/step_target.h>
@@ -76,7 +77,6 @@
 #include <torch/serialize/archive.h>
 
 #include <cstdint>
-#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -333,7 +333,7 @@ class GradScaler {
     if (!options_.enabled()) {
       return;
     }
-    std::optional<detail::DeviceCopies> copies;
+    detail::InPlace<detail::DeviceCopies> copies;
     detail::for_each_tensor(losses, [&](at::Tensor& loss) {
       if (!is_scalable(loss)) {
         return;

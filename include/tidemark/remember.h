@@ -9,6 +9,7 @@
 #include <tidemark/detail/rng_state.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <tidemark/detail/tensor_tree.h>
+#include <tidemark/detail/vector.h>
 
 #include <memory>
 #include <type_traits>
@@ -99,7 +100,7 @@ auto remember(Fn&& fn) {
   static_assert(std::is_copy_constructible_v<Result>,
                 "tidemark: what is remembered is returned again, so it has to be copyable.");
   // The forwards on the way out remember it; the first re-run, if there is one, knows it already.
-  std::vector<detail::RegionRun*> forwards;
+  detail::Vector<detail::RegionRun*> forwards;
   detail::RegionRun* run = detail::RegionRun::innermost();
   for (; run != nullptr && !run->again(); run = run->outer()) {
     forwards.push_back(run);

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <tidemark/detail/storage_locks.h>
+#include <tidemark/detail/vector.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 namespace {
 
 using tidemark::detail::StorageLocks;
+using Storages = tidemark::detail::Vector<const c10::StorageImpl*>;
 
 const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
@@ -48,8 +50,8 @@ TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
   int64_t counter = 0;
   tidemark::tests::on_threads(2, [&](int thread) {
     for (int i = 0; i < 2000; ++i) {
-      const StorageLocks locks(thread == 0 ? std::vector{storage_of(a), storage_of(b)}
-                                           : std::vector{storage_of(b), storage_of(a)});
+      const StorageLocks locks(thread == 0 ? Storages{storage_of(a), storage_of(b)}
+                                           : Storages{storage_of(b), storage_of(a)});
       ++counter;
     }
   });
@@ -58,7 +60,7 @@ TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
 
 TEST(StorageLocks, MayBeTakenAgainByTheThreadThatHoldsThem) {
   const auto buffer = torch::zeros({1});
-  std::optional<StorageLocks> outer(std::in_place, std::vector{storage_of(buffer)});
+  std::optional<StorageLocks> outer(std::in_place, Storages{storage_of(buffer)});
   { const StorageLocks twice_in_one({storage_of(buffer), storage_of(buffer)}); }
   std::atomic<bool> entered = false;
   std::thread other([&] {

@@ -10,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 #include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/unscale.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstddef>
 #include <utility>
@@ -131,7 +132,7 @@ class GradRecord {
   explicit GradRecord(const std::vector<at::Tensor>& parameters) {
     for (const auto& parameter : parameters) {
       parameters_.push_back(parameter.unsafeGetTensorImpl());
-      gradients_.emplace_back(parameter.grad());
+      gradients_.push_back(GradientVersion(parameter.grad()));
     }
   }
 
@@ -146,8 +147,8 @@ class GradRecord {
   }
 
  private:
-  std::vector<const void*> parameters_;
-  std::vector<GradientVersion> gradients_;
+  Vector<const void*> parameters_;
+  Vector<GradientVersion> gradients_;
 };
 
 }  // namespace tidemark::detail

@@ -12,6 +12,7 @@
 #include <tidemark/detail/batch_norm_policy.h>
 #include <tidemark/detail/failed_backward.h>
 #include <tidemark/detail/grad_accumulator_state.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/window_end.h>
 #include <tidemark/detail/window_snapshot.h>
 #include <tidemark/grad_accumulator_options.h>
@@ -261,7 +262,7 @@ class AccumulatorCore {
   std::vector<Optimizer*> optimizers_;
   GradAccumulatorOptions options_;
   GradScaler* scaler_ = nullptr;  // if enabled
-  std::optional<CorrectedMomenta> momenta_;
+  InPlace<CorrectedMomenta> momenta_;
   AccumulationWindow window_;
   WindowOutcome last_;  // without results until a window ends
   int64_t windows_ = 0;

@@ -4,13 +4,13 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
+#include <tidemark/detail/vector.h>
 
 #include <array>
 #include <cstddef>
 #include <iterator>
 #include <tuple>
 #include <type_traits>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -141,8 +141,8 @@ class AutocastScope {
   };
 
   /// The calling thread's, innermost last.
-  static std::vector<Entry>& open_scopes() {
-    static thread_local std::vector<Entry> scopes;
+  static Vector<Entry>& open_scopes() {
+    static thread_local Vector<Entry> scopes;
     return scopes;
   }
 

@@ -3,6 +3,7 @@
 // The running statistics of a model's BatchNorm and InstanceNorm modules.
 
 #include <ATen/core/Tensor.h>
+#include <tidemark/detail/vector.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>
@@ -37,7 +38,7 @@ inline void set_momentum(Norm& norm, std::optional<double>& momentum) {
 }
 
 template <class Impl>
-void add_norm(const std::shared_ptr<torch::nn::Module>& module, std::vector<Norm>& norms) {
+void add_norm(const std::shared_ptr<torch::nn::Module>& module, Vector<Norm>& norms) {
   if (auto* impl = module->as<Impl>()) {
     norms.push_back(
         {module, {&impl->running_mean, &impl->running_var, &impl->num_batches_tracked}});
@@ -46,10 +47,10 @@ void add_norm(const std::shared_ptr<torch::nn::Module>& module, std::vector<Norm
 }
 
 /// Every BatchNorm and InstanceNorm module in `root`.
-inline std::vector<Norm> norms_in(const std::shared_ptr<torch::nn::Module>& root) {
+inline Vector<Norm> norms_in(const std::shared_ptr<torch::nn::Module>& root) {
   auto modules = root->modules(/*include_self=*/false);
   modules.push_back(root);
-  std::vector<Norm> norms;
+  Vector<Norm> norms;
   for (const auto& module : modules) {
     add_norm<torch::nn::BatchNorm1dImpl>(module, norms);
     add_norm<torch::nn::BatchNorm2dImpl>(module, norms);
@@ -95,7 +96,7 @@ class CorrectedMomenta {
   }
 
  private:
-  std::vector<Norm> norms_;
+  Vector<Norm> norms_;
 };
 
 /// The running statistics in `root`: the tensors themselves.

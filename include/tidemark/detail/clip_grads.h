@@ -11,6 +11,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <tidemark/detail/unscale.h>
+#include <tidemark/detail/vector.h>
 
 #include <vector>
 
@@ -31,8 +32,8 @@ inline at::Tensor norm_of(const std::vector<at::Tensor>& numbers, double norm_ty
 /// Scales gradients down to a norm, all together, as torch::nn::utils::clip_grad_norm_ does, and
 /// returns the norm that they had. Each group is the gradients of one optimizer; one with an inf or
 /// NaN neither counts for the others nor is scaled to their zero: its step is skipped alone.
-inline at::Tensor clip_grad_norm(const std::vector<std::vector<at::Tensor>>& groups,
-                                 double max_norm, double norm_type) {
+inline at::Tensor clip_grad_norm(const Vector<std::vector<at::Tensor>>& groups, double max_norm,
+                                 double norm_type) {
   std::vector<at::Tensor> norms;
   std::vector<at::Tensor> finite_norms;
   for (const auto& group : groups) {

@@ -6,11 +6,13 @@
 #include <tidemark/checkpoint_options.h>
 #include <tidemark/detail/forward_world.h>
 #include <tidemark/detail/generator_use.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/op_observer.h>
 #include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/region_rng.h>
 #include <tidemark/detail/rng_state.h>
 #include <tidemark/detail/storage_locks.h>
+#include <tidemark/detail/vector.h>
 #include <tidemark/detail/write_snapshot.h>
 
 #include <exception>
@@ -47,7 +49,7 @@ class ForwardTrace {
         const OpPause own_ops;
         const at::NoGradGuard no_grad;
         const OpLog& log = observer_->log;
-        const StorageLocks locks(OpObserver::rerunning() ? std::vector<const c10::StorageImpl*>()
+        const StorageLocks locks(OpObserver::rerunning() ? Vector<const c10::StorageImpl*>()
                                                          : storages_of(log.writes));
         for (const WriteSnapshot& write : log.writes) {
           write.put_back();
@@ -103,8 +105,8 @@ class ForwardTrace {
 
    private:
     bool preserve_rng_;
-    std::optional<DefaultRngState> rng_;
-    std::optional<OpObserver> observer_;
+    InPlace<DefaultRngState> rng_;
+    InPlace<OpObserver> observer_;
     RegionRng drawn_;
   };
 
@@ -169,8 +171,8 @@ class ForwardTrace {
     const ForwardTrace& trace_;
     std::string region_;
     ForwardWorld::Guard world_;
-    std::optional<Found> found_;
-    std::optional<OpObserver> observer_;
+    InPlace<Found> found_;
+    InPlace<OpObserver> observer_;
   };
 
   [[nodiscard]] const std::optional<c10::Stream>& stream() const { return world_.stream(); }

@@ -11,6 +11,7 @@
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/StreamGuard.h>
 #include <tidemark/detail/autocast_state.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/rng_state.h>
 
 #include <optional>
@@ -71,7 +72,7 @@ class ForwardWorld::Guard {
   ForwardWorld before_;
   c10::OptionalStreamGuard stream_;
   c10::AutoGradMode grad_mode_{true};
-  std::optional<c10::InferenceMode> inference_mode_;
+  InPlace<c10::InferenceMode> inference_mode_;
 };
 
 }  // namespace tidemark::detail

@@ -8,12 +8,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <tidemark/detail/rng_state.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -73,9 +73,9 @@ struct GeneratorUse {
 /// While alive, the generators stand where the forward found them; afterwards where they stood.
 class GeneratorReplay {
  public:
-  explicit GeneratorReplay(const std::vector<GeneratorUse>& uses) : uses_(uses) {
+  explicit GeneratorReplay(const Vector<GeneratorUse>& uses) : uses_(uses) {
     for (const GeneratorUse& use : uses_) {
-      before_.emplace_back(use.generator);
+      before_.push_back(GeneratorUse(use.generator));
     }
     for (const GeneratorUse& use : uses_) {
       use.start.put_into(use.generator);
@@ -100,8 +100,8 @@ class GeneratorReplay {
   }
 
  private:
-  const std::vector<GeneratorUse>& uses_;
-  std::vector<GeneratorUse> before_;
+  const Vector<GeneratorUse>& uses_;
+  Vector<GeneratorUse> before_;
 };
 
 }  // namespace tidemark::detail

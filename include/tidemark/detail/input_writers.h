@@ -1,12 +1,12 @@
 #pragma once
 
 #include <tidemark/detail/pointer_index.h>
+#include <tidemark/detail/vector.h>
 #include <torch/nn/module.h>
 
 #include <array>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -22,9 +22,10 @@ class InputWriters {
 
   void saw(const torch::nn::Module& module, bool wrote) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [found, first] = index_.try_emplace(&module, seen_.size());
-    if (first) {
-      seen_.emplace_back();
+    auto found = index_.find(&module);
+    if (found == index_.end()) {
+      seen_.push_back({});
+      found = index_.try_emplace(&module, seen_.size() - 1).first;
     }
     std::optional<bool>& known = seen_[found->second].wrote[module.is_training()];
     known = wrote || known.value_or(false);
@@ -37,7 +38,7 @@ class InputWriters {
 
   mutable std::mutex mutex_;
   PointerIndex index_;  // of a module in seen_
-  std::vector<Seen> seen_;
+  Vector<Seen> seen_;
 };
 
 }  // namespace tidemark::detail

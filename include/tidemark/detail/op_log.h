@@ -6,12 +6,12 @@
 #include <tidemark/detail/fingerprint.h>
 #include <tidemark/detail/generator_use.h>
 #include <tidemark/detail/tensor_meta.h>
+#include <tidemark/detail/vector.h>
 #include <tidemark/detail/version_check.h>
 #include <tidemark/detail/write_snapshot.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -56,13 +56,13 @@ struct Draw {
 
 /// What the forward of a region did.
 struct OpLog {
-  std::vector<OpMark> ops;
-  std::vector<ExternalRead> reads;           // in the order of their first use
-  std::vector<ExternalRead> arguments_read;  // of its arguments alone
+  Vector<OpMark> ops;
+  Vector<ExternalRead> reads;           // in the order of their first use
+  Vector<ExternalRead> arguments_read;  // of its arguments alone
   std::size_t fingerprint_limit = 0;
-  std::vector<WriteSnapshot> writes;
-  std::vector<GeneratorUse> generators;
-  std::vector<Draw> draws;
+  Vector<WriteSnapshot> writes;
+  Vector<GeneratorUse> generators;
+  Vector<Draw> draws;
   bool random = false;            // whether an op ran that may draw
   bool remembered_draws = false;  // whether remember() drew on the CPU
   bool complete = true;           // false if nobody watched, or RecordFunction was off

@@ -22,6 +22,7 @@
 #include <tidemark/detail/rng_state.h>
 #include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/tensor_meta.h>
+#include <tidemark/detail/vector.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -145,7 +146,7 @@ class OpObserver {
 
   // What is kept of an op while it runs.
   struct Running : at::ObserverContext {
-    explicit Running(std::vector<const c10::StorageImpl*> locked) : locks(std::move(locked)) {}
+    explicit Running(Vector<const c10::StorageImpl*> locked) : locks(std::move(locked)) {}
     StorageLocks locks;
     std::optional<uint64_t> generator_before;
   };
@@ -161,7 +162,7 @@ class OpObserver {
     }
     const OpPause own_ops;
     const auto inputs = inputs_of(op);
-    std::vector<const c10::StorageImpl*> locked;
+    Vector<const c10::StorageImpl*> locked;
     for_each_observer([&](OpObserver& observer) {
       if (depth_of_op == observer.base_depth_) {
         observer.outermost_op(op, *info, inputs);
@@ -431,7 +432,7 @@ class OpObserver {
         return;
       }
     }
-    log.generators.emplace_back(generator);
+    log.generators.push_back(GeneratorUse(generator));
   }
 
   void drew(const Draw& draw) {
@@ -452,8 +453,8 @@ class OpObserver {
   std::string error_;
   std::exception_ptr failure_;
   PointerIndex index_;  // of a storage in operands_
-  std::vector<Operand> operands_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
+  Vector<Operand> operands_;
+  Vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
 };
 
 }  // namespace tidemark::detail

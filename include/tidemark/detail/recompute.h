@@ -5,12 +5,12 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <tidemark/detail/forward_trace.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstddef>
 #include <exception>
-#include <optional>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -40,8 +40,8 @@ struct Recompute {
   std::exception_ptr error;
   ForwardTrace::Replay* replay = nullptr;  // while it runs
   std::size_t packed = 0;
-  std::vector<KeptTensor> values;
-  std::optional<c10::Event> finished;
+  Vector<KeptTensor> values;
+  InPlace<c10::Event> finished;
 };
 
 }  // namespace tidemark::detail

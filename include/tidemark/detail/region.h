@@ -16,6 +16,7 @@
 #include <tidemark/detail/region_run.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <tidemark/detail/tensor_meta.h>
+#include <tidemark/detail/vector.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -219,7 +220,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   void release(std::size_t index) {
     // Destroyed outside of the lock: a tensor's deleter may be the user's.
-    std::vector<KeptTensor> values;
+    Vector<KeptTensor> values;
     at::Tensor kept;
     std::lock_guard<std::mutex> lock(mutex_);
     slots_[index].released = true;
@@ -431,7 +432,7 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   // Where a backward pass's own is kept; under the mutex.
-  std::vector<std::shared_ptr<Recompute>>::iterator recompute_of(int pass) {
+  Vector<std::shared_ptr<Recompute>>::iterator recompute_of(int pass) {
     auto entry = recomputes_.begin();
     while (entry != recomputes_.end() && (*entry)->pass != pass) {
       ++entry;
@@ -463,15 +464,15 @@ class Region : public std::enable_shared_from_this<Region> {
   const CheckpointOptions options_;
   ForwardTrace trace_;
   Memory remembered_;
-  std::vector<Input> inputs_;
+  Vector<Input> inputs_;
   std::vector<at::Tensor> arguments_;  // until the forward begins
   EarlyStop early_stop_;
   bool abandoned_ = false;
 
   std::mutex mutex_;
   std::condition_variable recompute_ended_;
-  std::vector<SlotState> slots_;  // grows during the forward only
-  std::vector<std::shared_ptr<Recompute>> recomputes_;
+  Vector<SlotState> slots_;  // grows during the forward only
+  Vector<std::shared_ptr<Recompute>> recomputes_;
 };
 
 }  // namespace tidemark::detail

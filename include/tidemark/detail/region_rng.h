@@ -3,11 +3,11 @@
 // The random numbers of one region: drawn in the forward, drawn again in every re-run.
 
 #include <c10/util/Exception.h>
+#include <tidemark/detail/in_place.h>
 #include <tidemark/detail/op_observer.h>
 #include <tidemark/detail/rng_state.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 
 namespace tidemark::detail {
@@ -94,7 +94,7 @@ class RegionRng {
     }
 
     const Draws* draws_;
-    std::optional<DefaultRngState> before_;
+    InPlace<DefaultRngState> before_;
   };
 
  private:

@@ -3,12 +3,12 @@
 // Which regions run on this thread, and what they remember.
 
 #include <tidemark/detail/engine_facade.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstddef>
 #include <memory>
 #include <typeinfo>
 #include <utility>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -23,7 +23,7 @@ struct Remembered {
 };
 
 /// What the calls of remember() in one region returned, in order.
-using Memory = std::vector<std::shared_ptr<const Remembered>>;
+using Memory = Vector<std::shared_ptr<const Remembered>>;
 
 /// One run of a region, while it is open on its thread: the forward, which fills its memory, or a
 /// re-run, which reads it.

@@ -7,13 +7,13 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <tidemark/detail/fingerprint.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -148,7 +148,7 @@ class DeviceRngState {
     c10::Device device;
     at::Tensor state;
   };
-  std::vector<OneDevice> devices_;
+  Vector<OneDevice> devices_;
 };
 
 /// All default generators as they stand when it is made.

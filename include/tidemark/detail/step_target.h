@@ -9,6 +9,7 @@
 #include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
 #include <tidemark/detail/unscale.h>
+#include <tidemark/detail/vector.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
@@ -16,7 +17,6 @@
 #include <ostream>
 #include <string>
 #include <typeinfo>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -52,10 +52,10 @@ struct StepTarget {
     list(parameters, 0);
   }
 
-  std::vector<const void*> key;  // tells it from the others of an update
+  Vector<const void*> key;  // tells it from the others of an update
   std::string name;
   size_t groups = 1;
-  std::vector<ListedParameter> parameters;  // those that have a gradient
+  Vector<ListedParameter> parameters;  // those that have a gradient
 
  private:
   void list(at::TensorList tensors, size_t group) {

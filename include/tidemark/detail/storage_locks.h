@@ -1,13 +1,13 @@
 #pragma once
 
 #include <c10/core/StorageImpl.h>
+#include <tidemark/detail/vector.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 namespace tidemark::detail {
 
@@ -17,8 +17,7 @@ namespace tidemark::detail {
 /// other. A thread may lock again what it has locked, as re-runs nest.
 class StorageLocks {
  public:
-  explicit StorageLocks(std::vector<const c10::StorageImpl*> storages)
-      : storages_(std::move(storages)) {
+  explicit StorageLocks(Vector<const c10::StorageImpl*> storages) : storages_(std::move(storages)) {
     if (storages_.empty()) {
       return;
     }
@@ -73,7 +72,7 @@ class StorageLocks {
                               other.storages_.end()) != storages_.end();
   }
 
-  std::vector<const c10::StorageImpl*> storages_;
+  Vector<const c10::StorageImpl*> storages_;
   std::thread::id owner_ = std::this_thread::get_id();
   StorageLocks* older_ = nullptr;  // next in the table; by its mutex
 };

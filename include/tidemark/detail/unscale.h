@@ -13,6 +13,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
+#include <tidemark/detail/vector.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +25,7 @@
 namespace tidemark::detail {
 
 /// Refers to gradients where their parameters keep them.
-using GradientRefs = std::vector<const at::Tensor*>;
+using GradientRefs = Vector<const at::Tensor*>;
 
 /// `tensor` on `device`, without waiting where that is safe: a copy to the CPU is read at once.
 inline at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
@@ -120,7 +121,7 @@ struct GradientBucket {
 /// out, none. Returns a number on its device that is 0 where all were finite.
 inline at::Tensor check_and_unscale_all(const GradientRefs& gradients,
                                         const at::Tensor& inv_scale) {
-  std::vector<GradientBucket> buckets;
+  Vector<GradientBucket> buckets;
   for (const auto* gradient : gradients) {
     auto values = values_of(*gradient);
     size_t i = 0;
@@ -196,7 +197,7 @@ class UnscaledGradients {
 
   /// Notes that a gradient which it contains is unscaled as it is now.
   void refresh(const at::Tensor& gradient) {
-    const auto at = place_of(gradient) - entries_.cbegin();
+    const auto at = place_of(gradient) - entries_.begin();
     entries_[static_cast<size_t>(at)] = GradientVersion(gradient);
   }
 
@@ -227,15 +228,14 @@ class UnscaledGradients {
   }
 
   // That of a gradient, or of the one behind the place where it would be.
-  [[nodiscard]] std::vector<GradientVersion>::const_iterator place_of(
-      const at::Tensor& gradient) const {
+  [[nodiscard]] Vector<GradientVersion>::const_iterator place_of(const at::Tensor& gradient) const {
     return std::lower_bound(entries_.begin(), entries_.end(), gradient.unsafeGetTensorImpl(),
                             [](const GradientVersion& entry, const c10::TensorImpl* address) {
                               return std::less<>()(entry.address(), address);
                             });
   }
 
-  std::vector<GradientVersion> entries_;
+  Vector<GradientVersion> entries_;
 };
 
 }  // namespace tidemark::detail

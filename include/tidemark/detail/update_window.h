@@ -11,11 +11,11 @@
 #include <tidemark/detail/out_of_memory.h>
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
+#include <tidemark/detail/vector.h>
 
 #include <exception>
 #include <functional>
 #include <string>
-#include <vector>
 
 namespace tidemark {
 
@@ -164,7 +164,7 @@ class UpdateWindow {
   enum class Stage { kReady, kUnscaled, kStepped };
 
   struct Record {
-    std::vector<const void*> key;  // of the target
+    Vector<const void*> key;  // of the target
     Stage stage;
     at::Tensor found_inf;  // on the device of the scale; undefined where there was no gradient
     StepResult result = StepResult::kNoGrads;
@@ -254,7 +254,7 @@ class UpdateWindow {
   }
 
   bool allow_half_;
-  std::vector<Record> records_;  // one per target: a handful
+  Vector<Record> records_;  // one per target: a handful
   UnscaledGradients unscaled_;
 };
 

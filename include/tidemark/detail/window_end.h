@@ -13,6 +13,7 @@
 #include <tidemark/detail/step_target.h>
 #include <tidemark/detail/unscale.h>
 #include <tidemark/detail/update_window.h>
+#include <tidemark/detail/vector.h>
 #include <tidemark/grad_accumulator_options.h>
 #include <tidemark/grad_scaler.h>
 #include <torch/optim/optimizer.h>
@@ -58,7 +59,9 @@ class WindowEnd {
     outcome_.loss_sum = window_.loss_sum;
     outcome_.total = window_.weights.total();
     if (outcome_.total == 0) {
-      outcome_.results.resize(std::max<size_t>(optimizers_.size(), 1), StepResult::kNoGrads);
+      for (size_t i = 0; i < std::max<size_t>(optimizers_.size(), 1); ++i) {
+        outcome_.results.push_back(StepResult::kNoGrads);
+      }
       return outcome_;
     }
     if (scaler_ == nullptr) {
@@ -121,8 +124,8 @@ class WindowEnd {
   }
 
   // The values of the gradients of each optimizer, each gradient once.
-  [[nodiscard]] std::vector<std::vector<at::Tensor>> gradient_groups() const {
-    std::vector<std::vector<at::Tensor>> groups;
+  [[nodiscard]] Vector<std::vector<at::Tensor>> gradient_groups() const {
+    Vector<std::vector<at::Tensor>> groups;
     PointerIndex seen;
     const auto add = [&](const StepTarget& target) {
       std::vector<at::Tensor> group;

@@ -7,6 +7,7 @@
 #include <tidemark/detail/op_pause.h>
 #include <tidemark/detail/storage_locks.h>
 #include <tidemark/detail/tensor_meta.h>
+#include <tidemark/detail/vector.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -57,9 +58,8 @@ struct WriteSnapshot {
 };
 
 /// The storages of snapshots.
-inline std::vector<const c10::StorageImpl*> storages_of(
-    const std::vector<WriteSnapshot>& snapshots) {
-  std::vector<const c10::StorageImpl*> result;
+inline Vector<const c10::StorageImpl*> storages_of(const Vector<WriteSnapshot>& snapshots) {
+  Vector<const c10::StorageImpl*> result;
   for (const WriteSnapshot& snapshot : snapshots) {
     result.push_back(snapshot.storage._unsafe_get_target());
   }
@@ -72,7 +72,7 @@ inline std::vector<const c10::StorageImpl*> storages_of(
 class WriteReplay {
  public:
   /// `snapshots` must outlive this.
-  WriteReplay(const std::vector<WriteSnapshot>& snapshots, const std::string& region)
+  WriteReplay(const Vector<WriteSnapshot>& snapshots, const std::string& region)
       : locks_(storages_of(snapshots)),
         snapshots_(snapshots),
         bytes_(snapshots.size()),
@@ -130,7 +130,7 @@ class WriteReplay {
 
  private:
   StorageLocks locks_;
-  const std::vector<WriteSnapshot>& snapshots_;
+  const Vector<WriteSnapshot>& snapshots_;
   std::vector<at::Tensor> bytes_;  // of each snapshot's storage; undefined if that is gone
   std::vector<at::Tensor> today_;  // what they held
   std::vector<uint32_t> versions_;

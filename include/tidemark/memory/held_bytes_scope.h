@@ -18,9 +18,9 @@ namespace tidemark {
 ///
 ///     tidemark::HeldBytesScope held;
 ///     auto loss = model->forward(x).sum();
-///     held.current();     // what checkpointing can save
+///     std::cout << held.current();  // what checkpointing can save
 ///     loss.backward();
-///     held.current();     // 0, unless the graph is retained
+///     std::cout << held.current();  // 0, unless the graph is retained
 ///
 /// Parameters (leaves that require grad, and views of them) are not counted: they live anyway.
 /// Other tensors are, also where the program holds them too, such as the input. A storage has the

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+namespace tidemark::detail {
+
+/// The sequence for types of the library's own and pointers to things: in every source that
+/// includes tidemark, a std::vector of one more type costs the compiler twice what this costs it.
+/// Use push_back(): what emplace_back() makes leaks the new memory if its constructor throws.
+template <class T>
+using Vector = c10::SmallVector<T, 0>;
+
+}  // namespace tidemark::detail
