@@ -11,6 +11,10 @@
 #include <iostream>
 #include <memory>
 
+#ifdef TIDEMARK_EXAMPLES_CUDA
+#include <tidemark/memory/cuda_block_events.h>
+#endif
+
 namespace examples {
 
 namespace {
@@ -30,6 +34,11 @@ tidemark::MemoryReport record(const torch::nn::Module* net,
 void write_memory_reports(const std::string& folder, const torch::nn::Module* net,
                           const std::vector<torch::optim::Optimizer*>& optimizers,
                           const std::vector<RecordedStep>& steps, torch::Device device) {
+#ifdef TIDEMARK_EXAMPLES_CUDA
+  if (device.is_cuda()) {
+    tidemark::watch_cuda_memory();
+  }
+#endif
   auto options = tidemark::MemoryRecorderOptions().device(device);
   for (torch::optim::Optimizer* optimizer : optimizers) {
     options.optimizer(optimizer);
