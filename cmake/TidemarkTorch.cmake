@@ -223,6 +223,15 @@ function(tidemark_find_torch out_error)
     set(standard 17)
   endif()
   target_compile_features(tidemark::torch INTERFACE cxx_std_${standard})
+  get_property(languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+  if(CUDA IN_LIST languages)  # CMake refuses the feature where there is no CUDA
+    if(cuda_std_${standard} IN_LIST CMAKE_CUDA_COMPILE_FEATURES)
+      target_compile_features(tidemark::torch INTERFACE cuda_std_${standard})
+    else()  # an older CMake does not know of it, nvcc does
+      target_compile_options(
+        tidemark::torch INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++${standard}>")
+    endif()
+  endif()
   if(UNIX AND NOT APPLE)
     # LibTorch finds what it depends on when it is loaded. The linker would look elsewhere, at an
     # older NCCL of the system for one, and miss symbols.
