@@ -453,8 +453,8 @@ class OpObserver {
   std::string error_;
   std::exception_ptr failure_;
   PointerIndex index_;  // of a storage in operands_
-  Vector<Operand> operands_;
-  Vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
+  Vector<Operand, 8> operands_;
+  Vector<c10::weak_intrusive_ptr<c10::StorageImpl>, 8> made_;
 };
 
 }  // namespace tidemark::detail

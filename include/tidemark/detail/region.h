@@ -432,7 +432,7 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   // Where a backward pass's own is kept; under the mutex.
-  Vector<std::shared_ptr<Recompute>>::iterator recompute_of(int pass) {
+  Vector<std::shared_ptr<Recompute>, 1>::iterator recompute_of(int pass) {
     auto entry = recomputes_.begin();
     while (entry != recomputes_.end() && (*entry)->pass != pass) {
       ++entry;
@@ -472,7 +472,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::mutex mutex_;
   std::condition_variable recompute_ended_;
   Vector<SlotState> slots_;  // grows during the forward only
-  Vector<std::shared_ptr<Recompute>> recomputes_;
+  Vector<std::shared_ptr<Recompute>, 1> recomputes_;
 };
 
 }  // namespace tidemark::detail
