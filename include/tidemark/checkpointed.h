@@ -101,6 +101,7 @@ class CheckpointedCalls : public Impl {
   struct Alive {
     Alive() = default;
     Alive(const Alive&) {}
+    // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): nothing is assigned
     Alive& operator=(const Alive&) { return *this; }
     std::shared_ptr<void> token = std::make_shared<char>();
   };

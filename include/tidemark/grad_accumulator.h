@@ -134,6 +134,7 @@ class GradAccumulator {
 
   /// The same from a container of optimizers, or of pointers of any kind to them.
   template <class Optimizers, class = decltype(std::begin(std::declval<Optimizers&>()))>
+  // NOLINTNEXTLINE(bugprone-forwarding-reference-overload): a GradAccumulator has no begin()
   explicit GradAccumulator(Optimizers&& optimizers, const GradAccumulatorOptions& options = {})
       : core_(detail::pointers_to(optimizers), options) {}
 

@@ -37,8 +37,8 @@ class AccumulatorCore {
  public:
   using Optimizer = torch::optim::Optimizer;
 
-  AccumulatorCore(std::vector<Optimizer*> optimizers, const GradAccumulatorOptions& options)
-      : optimizers_(std::move(optimizers)), options_(options) {
+  AccumulatorCore(std::vector<Optimizer*> optimizers, GradAccumulatorOptions options)
+      : optimizers_(std::move(optimizers)), options_(std::move(options)) {
     check_options();
     if (options_.scaler() != nullptr && options_.scaler()->is_enabled()) {
       scaler_ = options_.scaler();

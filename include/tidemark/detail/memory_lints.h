@@ -201,8 +201,7 @@ class MemoryLinter {
 
   void find_autocast_copies() {
     int64_t bytes = 0;
-    for (std::size_t i = 0; i < history_.blocks.size(); ++i) {
-      const BlockLife& block = history_.blocks[i];
+    for (const BlockLife& block : history_.blocks) {
       if (block.is_cast && block.born_point <= report_.peak_point &&
           block.died_point > report_.peak_point) {
         bytes += block.bytes;

@@ -193,7 +193,7 @@ struct StepHistory {
 
   void held(const StepEvent& event) {
     BlockLife& block = block_at(event);
-    const std::size_t number = static_cast<std::size_t>(&block - blocks.data());
+    const auto number = static_cast<std::size_t>(&block - blocks.data());
     holds_[event.number] = {number, block.holds.size()};
     block.holds.push_back({event.op, now_});
     if (open_holds_[number]++ == 0) {

@@ -67,8 +67,8 @@ inline at::Tensor values_to_look_at(const at::Tensor& tensor) {
 inline BadValues look_at(const at::Tensor& values) {
   const auto reals = values.is_complex() ? at::view_as_real(values.resolve_conj()) : values;
   const auto [lowest, highest] = at::aminmax(reals);  // either is NaN if any value is
-  const double low = lowest.item<double>();
-  const double high = highest.item<double>();
+  const auto low = lowest.item<double>();
+  const auto high = highest.item<double>();
   if (std::isnan(low)) {
     return {true, at::isinf(reals).any().item<bool>()};
   }
