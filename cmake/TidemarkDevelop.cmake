@@ -13,6 +13,13 @@ endif()
 add_library(tidemark_develop INTERFACE)
 target_link_libraries(tidemark_develop INTERFACE tidemark::tidemark tidemark_flags)
 
+# The headers of CUDA, where there are any and LibTorch is built for CUDA.
+find_package(CUDAToolkit QUIET)
+if(CUDAToolkit_FOUND AND (TARGET tidemark::torch_cuda OR TARGET torch_cuda))
+  add_library(tidemark_cuda_headers INTERFACE)
+  target_include_directories(tidemark_cuda_headers SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+endif()
+
 # torch/torch.h takes 25 s to parse: once for all tests and examples.
 file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/precompiled.cpp" CONTENT "")
 add_library(tidemark_precompiled OBJECT "${PROJECT_BINARY_DIR}/precompiled.cpp")
