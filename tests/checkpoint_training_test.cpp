@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/cpu_kernels.h"
 #include "support/plain_and_checkpointed.h"
 
 namespace {
@@ -18,6 +19,7 @@ namespace {
 using tidemark::CheckpointOptions;
 using tidemark::remember;
 using tidemark::tests::CheckpointedRegions;
+using tidemark::tests::cpu_autocast_has_lstm;
 using tidemark::tests::PlainRegions;
 using tidemark::tests::Record;
 using torch::Tensor;
@@ -246,6 +248,9 @@ TEST_P(Training, GanWithASharedDiscriminator) {
 
 TEST_P(Training, LstmAndAttention) {
   const bool amp = GetParam();
+  if (amp && !cpu_autocast_has_lstm(torch::kBFloat16)) {
+    GTEST_SKIP() << "no LSTM in bfloat16 on this CPU";
+  }
   expect_training_equal_to_plain([amp](auto region) {
     nn::LSTM lstm(nn::LSTMOptions(4, 8).num_layers(2).dropout(0.2));
     nn::MultiheadAttention attention(nn::MultiheadAttentionOptions(8, 2).dropout(0.1));

@@ -5,16 +5,17 @@
 #include <tidemark/amp_scope.h>
 #include <torch/torch.h>
 
-#include <exception>
 #include <fstream>
 #include <set>
 #include <string>
 
+#include "../support/cpu_kernels.h"
 #include "op_dtypes.h"
 
 namespace {
 
 using tidemark::AmpScope;
+using tidemark::tests::cpu_autocast_has_lstm;
 using tidemark::tests::expect_dtypes_as_recorded;
 
 const std::string kTable = std::string(TIDEMARK_AMP_DATA_DIR) + "/cpu_dtypes.csv";
@@ -64,12 +65,12 @@ TEST(AmpDtypes, AnOpThatMovedBetweenReleasesIsSaidToHave) {
 TEST(AmpDtypes, AnLstmRunsInTheDtypeOfTheScope) {
   torch::nn::LSTM lstm(3, 3);
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
-    const AmpScope amp(torch::kCPU, dtype);
-    try {
-      EXPECT_EQ(std::get<0>(lstm(torch::ones({2, 1, 3}))).scalar_type(), dtype);
-    } catch (const std::exception&) {  // dnnl::error
+    if (!cpu_autocast_has_lstm(dtype)) {
       GTEST_LOG_(INFO) << "no LSTM in " << dtype << " on this CPU";
+      continue;
     }
+    const AmpScope amp(torch::kCPU, dtype);
+    EXPECT_EQ(std::get<0>(lstm(torch::ones({2, 1, 3}))).scalar_type(), dtype);
   }
 }
 
