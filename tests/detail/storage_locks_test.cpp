@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -15,8 +16,12 @@ namespace {
 using tidemark::detail::StorageLocks;
 using Storages = tidemark::detail::Vector<const c10::StorageImpl*>;
 
-const c10::StorageImpl* storage_of(const torch::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl();
+Storages storages_of(std::initializer_list<torch::Tensor> tensors) {
+  Storages storages;
+  for (const torch::Tensor& tensor : tensors) {
+    storages.push_back(tensor.storage().unsafeGetStorageImpl());
+  }
+  return storages;
 }
 
 TEST(StorageLocks, KeepOtherThreadsOut) {
@@ -24,7 +29,7 @@ TEST(StorageLocks, KeepOtherThreadsOut) {
   int64_t counter = 0;  // plain: a data race if two threads were in
   tidemark::tests::on_threads(8, [&](int) {
     for (int i = 0; i < 1000; ++i) {
-      const StorageLocks locks({storage_of(buffer)});
+      const StorageLocks locks(storages_of({buffer}));
       ++counter;
     }
   });
@@ -36,10 +41,10 @@ TEST(StorageLocks, NeverWaitForThreadsThatHoldOtherStorages) {
   for (int i = 0; i < 1000; ++i) {
     buffers.push_back(torch::zeros({1}));
   }
-  const StorageLocks first({storage_of(buffers[0])});
+  const StorageLocks first(storages_of({buffers[0]}));
   std::thread([&] {
     for (int i = 1; i < 1000; ++i) {
-      const StorageLocks other({storage_of(buffers[i])});
+      const StorageLocks other(storages_of({buffers[i]}));
     }
   }).join();
 }
@@ -50,8 +55,7 @@ TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
   int64_t counter = 0;
   tidemark::tests::on_threads(2, [&](int thread) {
     for (int i = 0; i < 2000; ++i) {
-      const StorageLocks locks(thread == 0 ? Storages{storage_of(a), storage_of(b)}
-                                           : Storages{storage_of(b), storage_of(a)});
+      const StorageLocks locks(thread == 0 ? storages_of({a, b}) : storages_of({b, a}));
       ++counter;
     }
   });
@@ -60,11 +64,11 @@ TEST(StorageLocks, OfOverlappingSetsInAnyOrderNeverWaitForEver) {
 
 TEST(StorageLocks, MayBeTakenAgainByTheThreadThatHoldsThem) {
   const auto buffer = torch::zeros({1});
-  std::optional<StorageLocks> outer(std::in_place, Storages{storage_of(buffer)});
-  { const StorageLocks twice_in_one({storage_of(buffer), storage_of(buffer)}); }
+  std::optional<StorageLocks> outer(std::in_place, storages_of({buffer}));
+  { const StorageLocks twice_in_one(storages_of({buffer, buffer})); }
   std::atomic<bool> entered = false;
   std::thread other([&] {
-    const StorageLocks locks({storage_of(buffer)});
+    const StorageLocks locks(storages_of({buffer}));
     entered = true;
   });
   EXPECT_FALSE(entered);  // the inner ones' end has not let go of it

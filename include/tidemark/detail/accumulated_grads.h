@@ -59,7 +59,7 @@ inline std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) 
   std::vector<at::Tensor> result;
   PointerIndex seen;
   for (const auto& tensor : tensors) {
-    if (tensor.defined() && seen.try_emplace(tensor.unsafeGetTensorImpl(), seen.size()).second) {
+    if (tensor.defined() && seen.add(tensor.unsafeGetTensorImpl(), 0)) {
       result.push_back(tensor);
     }
   }

@@ -8,7 +8,6 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <tidemark/detail/engine_facade.h>
-#include <tidemark/detail/pointer_index.h>
 #include <tidemark/detail/saved_tensor_hooks.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -18,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -128,7 +128,7 @@ class HeldBytes final : public SavedAccount {
   const std::optional<c10::Device> device_;
   std::mutex mutex_;
   std::vector<Held> held_;
-  PointerIndex indices_;  // in held_
+  std::unordered_map<const void*, std::size_t> indices_;  // in held_
   int64_t current_ = 0;
   int64_t peak_ = 0;
 };

@@ -16,18 +16,19 @@ class InputWriters {
  public:
   [[nodiscard]] std::optional<bool> writes(const torch::nn::Module& module) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = index_.find(&module);
-    return found != index_.end() ? seen_[found->second].wrote[module.is_training()] : std::nullopt;
+    const std::size_t* found = index_.find(&module);
+    return found != nullptr ? seen_[*found].wrote[module.is_training()] : std::nullopt;
   }
 
   void saw(const torch::nn::Module& module, bool wrote) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto found = index_.find(&module);
-    if (found == index_.end()) {
+    const std::size_t* found = index_.find(&module);
+    const std::size_t index = found != nullptr ? *found : seen_.size();
+    if (found == nullptr) {
       seen_.push_back({});
-      found = index_.try_emplace(&module, seen_.size() - 1).first;
+      index_.add(&module, index);
     }
-    std::optional<bool>& known = seen_[found->second].wrote[module.is_training()];
+    std::optional<bool>& known = seen_[index].wrote[module.is_training()];
     known = wrote || known.value_or(false);
   }
 

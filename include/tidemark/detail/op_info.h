@@ -97,9 +97,8 @@ struct OpInfo {
     // An op's name stays where its schema is, so the pointer identifies the overload.
     static thread_local PointerIndex index;
     static thread_local std::deque<OpInfo> known;  // nested ops find more while one is looked at
-    const auto found = index.find(op.name());
-    if (found != index.end()) {
-      return &known[found->second];
+    if (const std::size_t* found = index.find(op.name())) {
+      return &known[*found];
     }
     const auto name = op.operator_name();
     if (!name.has_value()) {
@@ -110,7 +109,7 @@ struct OpInfo {
       return nullptr;
     }
     known.emplace_back(*handle);
-    index.try_emplace(op.name(), known.size() - 1);
+    index.add(op.name(), known.size() - 1);
     return &known.back();
   }
 };

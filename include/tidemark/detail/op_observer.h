@@ -339,8 +339,8 @@ class OpObserver {
 
   // What is known of the tensor's storage; nullptr if nothing is.
   Operand* find(const at::Tensor& tensor) {
-    const auto found = index_.find(tensor.storage().unsafeGetStorageImpl());
-    return found != index_.end() ? &operands_[found->second] : nullptr;
+    const std::size_t* found = index_.find(tensor.storage().unsafeGetStorageImpl());
+    return found != nullptr ? &operands_[*found] : nullptr;
   }
   // The same if the region found it outside.
   const Operand* external(const at::Tensor& tensor) {
@@ -351,7 +351,7 @@ class OpObserver {
   // Keeps what was known first.
   void add_storage(const at::Tensor& tensor, const Operand& operand) {
     operands_.push_back(operand);
-    if (!index_.try_emplace(tensor.storage().unsafeGetStorageImpl(), operands_.size() - 1).second) {
+    if (!index_.add(tensor.storage().unsafeGetStorageImpl(), operands_.size() - 1)) {
       operands_.pop_back();
     }
   }
@@ -453,8 +453,8 @@ class OpObserver {
   std::string error_;
   std::exception_ptr failure_;
   PointerIndex index_;  // of a storage in operands_
-  Vector<Operand, 8> operands_;
-  Vector<c10::weak_intrusive_ptr<c10::StorageImpl>, 8> made_;
+  Vector<Operand> operands_;
+  Vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
 };
 
 }  // namespace tidemark::detail

@@ -219,14 +219,22 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   void release(std::size_t index) {
-    // Destroyed outside of the lock: a tensor's deleter may be the user's.
-    Vector<KeptTensor> values;
-    at::Tensor kept;
-    std::lock_guard<std::mutex> lock(mutex_);
-    slots_[index].released = true;
-    kept = std::move(slots_[index].kept);
-    for (const auto& recompute : recomputes_) {
-      values.push_back(std::exchange(recompute->values[index], KeptTensor()));
+    for (bool found = true; found;) {
+      // One at a time, which takes no memory, and destroyed outside of the lock: a tensor's deleter
+      // may be the user's.
+      at::Tensor kept;
+      KeptTensor value;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      slots_[index].released = true;
+      kept = std::move(slots_[index].kept);
+      found = false;
+      for (const auto& recompute : recomputes_) {
+        if (recompute->values[index].defined()) {
+          value = std::exchange(recompute->values[index], KeptTensor());
+          found = true;
+          break;
+        }
+      }
     }
   }
 
@@ -432,7 +440,7 @@ class Region : public std::enable_shared_from_this<Region> {
   }
 
   // Where a backward pass's own is kept; under the mutex.
-  Vector<std::shared_ptr<Recompute>, 1>::iterator recompute_of(int pass) {
+  Vector<std::shared_ptr<Recompute>>::iterator recompute_of(int pass) {
     auto entry = recomputes_.begin();
     while (entry != recomputes_.end() && (*entry)->pass != pass) {
       ++entry;
@@ -472,7 +480,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::mutex mutex_;
   std::condition_variable recompute_ended_;
   Vector<SlotState> slots_;  // grows during the forward only
-  Vector<std::shared_ptr<Recompute>, 1> recomputes_;
+  Vector<std::shared_ptr<Recompute>> recomputes_;
 };
 
 }  // namespace tidemark::detail

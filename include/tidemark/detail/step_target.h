@@ -37,7 +37,8 @@ struct ListedParameter {
 /// which holds until user code runs: a step may replace them.
 struct StepTarget {
   explicit StepTarget(const torch::optim::Optimizer& optimizer)
-      : key{&optimizer}, name(c10::demangle(typeid(optimizer).name())) {
+      : name(c10::demangle(typeid(optimizer).name())) {
+    key.push_back(&optimizer);
     const auto& param_groups = optimizer.param_groups();
     groups = param_groups.size();
     for (size_t group = 0; group < groups; ++group) {

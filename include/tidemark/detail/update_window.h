@@ -83,7 +83,8 @@ class UpdateWindow {
     check_dtype(gradient, "a gradient");
     TORCH_CHECK(!unscaled_.contains(gradient), "tidemark: GradScaler: the gradient of shape ",
                 gradient.sizes(), " was already unscaled since the last update().");
-    const GradientRefs gradients{&gradient};
+    GradientRefs gradients;
+    gradients.push_back(&gradient);
     unscaled_.reserve(1);
     check_and_unscale_all(gradients, scale.inverse());
     unscaled_.insert(gradients);
@@ -179,14 +180,14 @@ class UpdateWindow {
     return {target.key, Stage::kReady, {}};
   }
 
-  void keep(const Record& record) {
+  void keep(Record record) {
     for (auto& kept : records_) {
       if (kept.key == record.key) {
-        kept = record;
+        kept = std::move(record);
         return;
       }
     }
-    records_.push_back(record);
+    records_.push_back(std::move(record));
   }
 
   [[nodiscard]] bool none_unscaled(const StepTarget& target) const {

@@ -130,7 +130,7 @@ class WindowEnd {
     const auto add = [&](const StepTarget& target) {
       std::vector<at::Tensor> group;
       for (const auto* gradient : gradients_of(target)) {
-        if (seen.try_emplace(gradient->unsafeGetTensorImpl(), seen.size()).second) {
+        if (seen.add(gradient->unsafeGetTensorImpl(), 0)) {
           group.push_back(values_of(*gradient));
         }
       }
