@@ -118,11 +118,15 @@ class OpObserver {
       : outer_(innermost()), base_depth_(depth()), snapshot_budget_(snapshot_limit) {
     log.complete = at::isRecordFunctionEnabled() && !OpPause::active();
     log.fingerprint_limit = static_cast<std::size_t>(fingerprint_limit);
-    innermost() = this;
     if (outer_ == nullptr) {
-      callback_ = at::addThreadLocalCallback(
-          at::RecordFunctionCallback(&started, &ended).needsInputs(true).needsOutputs(true));
+      // Of one scope, since LibTorch then makes one list of callbacks anew instead of ten.
+      static const auto kCallback = at::RecordFunctionCallback(&started, &ended)
+                                        .needsInputs(true)
+                                        .needsOutputs(true)
+                                        .scopes({at::RecordScope::FUNCTION});
+      callback_ = at::addThreadLocalCallback(kCallback);
     }
+    innermost() = this;  // last, since no destructor takes it back if something throws
   }
 
   static OpObserver*& innermost() {
