@@ -7,8 +7,8 @@ that alternates between the two languages, measured by one meter.
 Prints a Markdown table and writes comparison.md and comparison.svg. A ratio is C++ by Python: its
 median over the rounds, and the interval that holds the true median with 99 % confidence. A goal is
 met if the interval ends at it or below, and missed if it begins above. An interval with the goal
-inside says "at the goal" if it ends within 2 % of it, and "unknown" if the machine was too noisy to
-tell. Exit status 1 if gradients differ or a goal is missed or unknown.
+inside says "at the goal" if the median is at it or below and the interval ends within 2 % of it, else
+"unknown": more rounds or a quieter machine may tell. Exit status 1 if gradients differ or a goal is missed or unknown.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Table:
     def judge(self, what, figure, goal):
         """What a figure, (median, low, high), says about its goal."""
         middle, low, high = figure
-        said = verdict(low, high, goal)
+        said = verdict(middle, low, high, goal)
         if said in ("missed", "unknown"):
             self.failed.append(f"{said}: {what}, {middle:.3f} ({low:.3f} to {high:.3f}) where "
                                f"{goal:.3f} is the goal")

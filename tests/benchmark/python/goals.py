@@ -23,10 +23,10 @@ def median_interval(values):
     return statistics.median(values), values[left_out], values[n - 1 - left_out]
 
 
-def verdict(low, high, goal):
-    """What an interval says about a goal, which is a most."""
+def verdict(middle, low, high, goal):
+    """What a median and its interval say about a goal, which is a most."""
     if high <= goal:
         return "met"
     if low > goal:
         return "missed"
-    return "at the goal" if high <= 1.02 * goal else "unknown"
+    return "at the goal" if middle <= goal and high <= 1.02 * goal else "unknown"

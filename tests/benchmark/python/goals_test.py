@@ -32,21 +32,24 @@ class MedianInterval(unittest.TestCase):
 class Verdict(unittest.TestCase):
 
     def test_is_met_up_to_the_goal(self):
-        self.assertEqual(verdict(0.8, 0.9, 1.0), "met")
-        self.assertEqual(verdict(1.0, 1.0, 1.0), "met")
+        self.assertEqual(verdict(0.85, 0.8, 0.9, 1.0), "met")
+        self.assertEqual(verdict(1.0, 1.0, 1.0, 1.0), "met")
 
     def test_is_missed_above_the_goal_however_little(self):
-        self.assertEqual(verdict(1.001, 1.002, 1.0), "missed")
+        self.assertEqual(verdict(1.0015, 1.001, 1.002, 1.0), "missed")
 
     def test_is_at_the_goal_where_the_two_cannot_be_told_apart(self):
-        self.assertEqual(verdict(0.98, 1.02, 1.0), "at the goal")
+        self.assertEqual(verdict(1.0, 0.98, 1.02, 1.0), "at the goal")
+
+    def test_is_unknown_where_the_median_alone_is_above(self):
+        self.assertEqual(verdict(1.001, 0.98, 1.01, 1.0), "unknown")
 
     def test_is_unknown_where_noise_could_hide_a_miss(self):
-        self.assertEqual(verdict(0.9, 1.021, 1.0), "unknown")
+        self.assertEqual(verdict(0.95, 0.9, 1.021, 1.0), "unknown")
 
     def test_scales_with_the_goal(self):
-        self.assertEqual(verdict(0.049, 0.0509, 0.05), "at the goal")
-        self.assertEqual(verdict(0.049, 0.0511, 0.05), "unknown")
+        self.assertEqual(verdict(0.05, 0.049, 0.0509, 0.05), "at the goal")
+        self.assertEqual(verdict(0.05, 0.049, 0.0511, 0.05), "unknown")
 
 
 if __name__ == "__main__":
