@@ -54,13 +54,18 @@ TEST_F(GradScalerCuda, UnscalesEveryDtypeAndLooksForInfInIt) {
 
 TEST_F(GradScalerCuda, UnscalesBFloat16AsTheCpuDoes) {
   torch::manual_seed(1);
+  const auto unscale_by_three = [](const Tensor& gradient) {
+    tidemark::detail::GradientRefs gradients;
+    gradients.push_back(&gradient);
+    const auto inverse = torch::full({}, 1.0 / 3.0, gradient.options().dtype(torch::kFloat32));
+    tidemark::detail::check_and_unscale_all(gradients, inverse);
+  };
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{}, {1}, {1000}, {3, 4, 5}}) {
     const auto gradient = (torch::randn(sizes) * 100).to(torch::kBFloat16);
-    const auto inverse = torch::full({}, 1.0 / 3.0);
     const auto on_cpu = gradient.clone();
     const auto on_cuda = gradient.to(torch::kCUDA);
-    tidemark::detail::check_and_unscale_all({&on_cpu}, inverse);
-    tidemark::detail::check_and_unscale_all({&on_cuda}, inverse.to(torch::kCUDA));
+    unscale_by_three(on_cpu);
+    unscale_by_three(on_cuda);
     EXPECT_TRUE(on_cuda.cpu().equal(on_cpu));
   }
 }
