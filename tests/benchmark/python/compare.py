@@ -149,10 +149,8 @@ def compare_networks(table, module, rounds):
             ])
             what = f"{name}, {'checkpointed' if checkpointed else 'plain'}"
             pairs = list(zip(seconds["Python"], seconds["C++"]))
-            # A plain step runs nothing of tidemark's: it shows the noise, and has no goal.
             table.add(f"{what}: step", "ms", 1e3 * statistics.median(seconds["Python"]),
-                      1e3 * statistics.median(seconds["C++"]), ratios(pairs),
-                      1.0 if checkpointed else None)
+                      1e3 * statistics.median(seconds["C++"]), ratios(pairs), 1.0)
             for figure, values in (("peak", peak), ("held", held)):
                 ratio = values["C++"] / values["Python"]
                 table.add(f"{what}: {figure}", "MiB", values["Python"] / 2**20,
